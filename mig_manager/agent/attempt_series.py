@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import structlog
 
 from mig_manager import errors, reasons
-from mig_manager.agent import attempts, node_patches, outcomes, run_journal
+from mig_manager.agent import attempts, node_patches, outcomes, run_recorder
 from mig_manager.agent.phases import failures, host, recovery
 from mig_manager.change import hook_points
 from mig_manager.core import messages, model, ports
@@ -29,9 +29,9 @@ class AttemptSeries:
     """
 
     def __init__(
-        self, shared: attempts.Shared, on_gpus: Callable[[model.ObservedGpus], object]
+        self, context: attempts.NodeContext, on_gpus: Callable[[model.ObservedGpus], object]
     ) -> None:
-        self._shared = shared
+        self._context = context
         self._on_gpus = on_gpus
         """Called after each attempt, with the GPUs as last observed in it."""
         self._record: requests.RequestRecord | None = None
@@ -51,17 +51,17 @@ class AttemptSeries:
     def record_request(self, request: attempts.Request) -> requests.RequestRecord:
         """Record that a request is served; return its record with earlier results."""
         if request.attempt == 1:
-            self._shared.memory.begin_request()
-        now_s = self._shared.deps.clock.unix_s()
+            self._context.memory.begin_request()
+        now_s = self._context.deps.clock.unix_s()
         current = custom_layouts.request_for(request.config, request.custom)
         self._record = self.record.continued_as(current, is_new=request.is_new, now_s=now_s)
         return self._record
 
     def forget_request(self) -> None:
         """Record that nothing is requested: the next layout is always a new request."""
-        self._shared.memory.begin_request()
+        self._context.memory.begin_request()
         before = self.record
-        repairs = gpu_repair.postpone(before.repairs, self._shared.deps.clock.unix_s())
+        repairs = gpu_repair.postpone(before.repairs, self._context.deps.clock.unix_s())
         self._record = dataclasses.replace(
             requests.NONE, awaited=before.awaited, applied=before.applied, repairs=repairs
         )
@@ -69,11 +69,11 @@ class AttemptSeries:
 
     def publish_record(self) -> None:
         """Publish the record of the request before an attempt at it."""
-        self._shared.publisher.annotate(node_patches.of_record(self.record))
+        self._context.publisher.annotate(node_patches.of_record(self.record))
         self._save_on_host()
 
     def _save_on_host(self) -> None:
-        self._shared.publisher.save_on_host(self.record, self.journal)
+        self._context.publisher.save_on_host(self.record, self.journal)
 
     def recover(self, request: attempts.Request) -> None:
         """Take over from an interrupted run; undo it unless the same layout is requested.
@@ -81,10 +81,10 @@ class AttemptSeries:
         Raises:
             LockedError: Another manager is at work; nothing was undone.
         """
-        deps, publisher = self._shared.deps, self._shared.publisher
+        deps, publisher = self._context.deps, self._context.publisher
         view = publisher.read()
         saved = recovery.read_saved(deps.request_file, view)
-        recovery.set_aside_unreadable_journal(self._shared, view)
+        recovery.set_aside_unreadable_journal(self._context, view)
         journal = recovery.find_journal(deps, view)
         self.journal = journal
         if self._record is None:
@@ -94,7 +94,7 @@ class AttemptSeries:
         self.is_current = True
 
     def _resume_or_undo(self, request: attempts.Request) -> None:
-        deps, journal = self._shared.deps, self.journal
+        deps, journal = self._context.deps, self.journal
         is_resumed = bool(request.config) and journal.key == request.key
         _log.warning(
             "interrupted_run_found",
@@ -113,7 +113,7 @@ class AttemptSeries:
         self.is_current = False
 
     @contextlib.contextmanager
-    def begin(
+    def start_attempt(
         self, request: attempts.Request, cancel: ports.Cancellation | None = None
     ) -> Iterator[attempts.Attempt]:
         """Yield an attempt that takes over the journal; keep its record, and what it leaves.
@@ -122,11 +122,11 @@ class AttemptSeries:
         Node, from which ``recover`` reads it; ours lets ``stop`` end the run.
         """
         attempt = _new_attempt(
-            self._shared,
+            self._context,
             request,
             self.record,
             self.journal,
-            cancel or recovery.Uninterrupted(self._shared.deps),
+            cancel or recovery.Uninterrupted(self._context.deps),
         )
         self.lacks_outcome = True
         try:
@@ -139,7 +139,7 @@ class AttemptSeries:
             self.lacks_outcome = end.by in _FOLLOWED
             raise
         except errors.ClusterError:
-            self.journal = attempt.journal.entries
+            self.journal = attempt.recorder.journal
             raise
         except errors.LockedError:
             self._release_slot(attempt)
@@ -148,20 +148,20 @@ class AttemptSeries:
             self._keep_journal(attempt)
             self.lacks_outcome = False
         finally:
-            self._shared.deps.standby.dismiss()
-            if self._shared.deps.pod_watch is not None:
-                self._shared.deps.pod_watch.dismiss()
-            self._record = attempt.journal.record
+            self._context.deps.standby.dismiss()
+            if self._context.deps.pod_watch is not None:
+                self._context.deps.pod_watch.dismiss()
+            self._record = attempt.recorder.record
             if attempt.status.observed_gpus is not None:
                 self._on_gpus(attempt.status.observed_gpus)
 
     def _keep_journal(self, attempt: attempts.Attempt) -> None:
-        self.journal = attempt.journal.entries
+        self.journal = attempt.recorder.journal
         self._release_slot(attempt)
 
     def _release_slot(self, attempt: attempts.Attempt) -> None:
-        slots = self._shared.deps.slots
-        if slots is not None and not attempt.journal.entries.node.blocks_workloads:
+        slots = self._context.deps.slots
+        if slots is not None and not attempt.recorder.journal.node.blocks_workloads:
             slots.release()
 
     def undo(self) -> None:
@@ -170,7 +170,7 @@ class AttemptSeries:
         Raises:
             LockedError: Another manager is at work; nothing was undone.
         """
-        with self.begin(attempts.Request(config=self.journal.config)) as attempt:
+        with self.start_attempt(attempts.Request(config=self.journal.config)) as attempt:
             failures.undo_interrupted(attempt)
 
     def end_pending(self, why: str, key: run_status.RequestKey = run_status.NO_REQUEST) -> None:
@@ -182,31 +182,31 @@ class AttemptSeries:
             LockedError: Another manager is at work; nothing was restored.
         """
         request = attempts.Request(config=key.config, annotation_hash=key.annotation_hash)
-        with self.begin(request) as attempt, attempt.hold_lock(why):
-            attempt.journal.take_over()
+        with self.start_attempt(request) as attempt, attempt.hold_lock(why):
+            attempt.recorder.take_over()
             why = messages.join(why, host.restore(attempt))
-            attempt.journal.finish(outcomes.failure(reasons.Reason.INTERRUPTED, why))
+            attempt.recorder.finish(outcomes.failure(reasons.Reason.INTERRUPTED, why))
 
 
 def _supersede(attempt: attempts.Attempt, end: errors.Superseded) -> None:
     """Restore the node after a run that was superseded, unless it goes down."""
     _log.info("run_superseded", why=end.why)
     if end.by in _FOLLOWED:
-        attempt.journal.abandon(is_retried=end.by is errors.SupersededBy.SAME_LAYOUT)
+        attempt.recorder.abandon(is_retried=end.by is errors.SupersededBy.SAME_LAYOUT)
         attempt.deps.telemetry.run_superseded()
     elif not isinstance(end, errors.Rebooting):
-        attempt.journal.finish(attempt.failure(reasons.Reason.INTERRUPTED, end.why))
+        attempt.recorder.finish(attempt.failure(reasons.Reason.INTERRUPTED, end.why))
 
 
 def _new_attempt(
-    shared: attempts.Shared,
+    context: attempts.NodeContext,
     request: attempts.Request,
     record: requests.RequestRecord,
     journal: journals.Journal,
     cancel: ports.Cancellation,
 ) -> attempts.Attempt:
     """Return an attempt at a request, with the journal of earlier attempts."""
-    deps, limits = shared.deps, shared.limits
+    deps, limits = context.deps, context.limits
     at_start = functools.partial(
         journals.Journal.at_start,
         key=request.key,
@@ -217,16 +217,16 @@ def _new_attempt(
     return attempts.Attempt(
         deps=deps,
         limits=limits,
-        publisher=shared.publisher,
-        memory=shared.memory,
+        publisher=context.publisher,
+        memory=context.memory,
         request=request,
         cancel=cancel,
-        journal=run_journal.RunJournal(
+        recorder=run_recorder.RunRecorder(
             deps,
-            shared.publisher,
+            context.publisher,
             _first_status(deps, request, record, journal),
-            entries=at_start(journal),
-            take_over_entries=functools.partial(_take_over_entries, shared, journal, at_start),
+            journal=at_start(journal),
+            take_over_journal=functools.partial(_take_over_journal, context, journal, at_start),
             record=record,
             startup_taints=limits.policy.startup_taints,
             retry_after_s=request.retry_after_s,
@@ -262,8 +262,8 @@ def _first_status(
     )
 
 
-def _take_over_entries(
-    shared: attempts.Shared,
+def _take_over_journal(
+    context: attempts.NodeContext,
     journal: journals.Journal,
     at_start: Callable[[journals.Journal], journals.Journal],
 ) -> journals.Journal:
@@ -271,10 +271,10 @@ def _take_over_entries(
 
     ``journal`` is the last attempt's; ``at_start`` makes the first entries of this one.
     """
-    view = shared.publisher.read()
-    recovery.resume_unlisted(shared, view)
+    view = context.publisher.read()
+    recovery.resume_unlisted(context, view)
     # Without an interrupted run, a copy on the host is outdated.
     if not journal.is_empty or recovery.shows_change(view):
-        recovery.set_aside_unreadable_journal(shared, view)
-        journal = recovery.find_journal(shared.deps, view)
+        recovery.set_aside_unreadable_journal(context, view)
+        journal = recovery.find_journal(context.deps, view)
     return at_start(journal)

@@ -10,9 +10,9 @@ from typing import TypeVar
 import structlog
 
 from mig_manager import errors, reasons
-from mig_manager.agent import agent_settings, outcomes, publish, run_journal, successors
+from mig_manager.agent import agent_settings, outcomes, publish, run_recorder, successors
 from mig_manager.change import (
-    change_journal,
+    change_recorder,
     hook_points,
     layout_store,
     plan_executor,
@@ -121,8 +121,8 @@ class AttemptMemory:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Shared:
-    """The state shared by all attempts on one node.
+class NodeContext:
+    """The ports, limits and memory of one node, for all attempts on it.
 
     A function takes it for the limits or the memory; for ports alone it takes ``deps`` or a port.
     """
@@ -182,7 +182,7 @@ class Shared:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Attempt(Shared):
+class Attempt(NodeContext):
     """One attempt at a request; its fields never change.
 
     A function that takes it waits, writes the journal, or acts as the request says.
@@ -190,13 +190,13 @@ class Attempt(Shared):
 
     request: Request
     cancel: ports.Cancellation  # can cancel the attempt until GPUs are touched
-    journal: run_journal.RunJournal
+    recorder: run_recorder.RunRecorder
     hooks: hook_points.HookPoints
 
     @property
     def status(self) -> run_status.RunStatus:
         """The status, with the GPUs as last observed in this attempt; empty before."""
-        return self.journal.status
+        return self.recorder.status
 
     @property
     def is_first(self) -> bool:
@@ -206,13 +206,13 @@ class Attempt(Shared):
     @property
     def only_restores(self) -> bool:
         """Whether the layout was verified since it was requested: no pod is evicted for it."""
-        is_verified = self.request.is_heal or self.journal.record.verified is not None
+        is_verified = self.request.is_heal or self.recorder.record.verified is not None
         return is_verified and not self.request.repairs
 
     @property
     def never_evicts(self) -> bool:
         """Whether no attempt at this request evicts a pod."""
-        return self.request.never_evicts(self.journal.record)
+        return self.request.never_evicts(self.recorder.record)
 
     @property
     def plugin_config(self) -> str | None:
@@ -231,7 +231,7 @@ class Attempt(Shared):
         message = messages.join(*parts)
         is_about_gpu = reason is reasons.Reason.GPU_UNREACHABLE
         lost = () if is_about_gpu else self.status.gpus.unreachable
-        remaining = self.journal.entries.remaining(node_entries.RunEnd.RESTORED)
+        remaining = self.recorder.journal.remaining(node_entries.RunEnd.RESTORED)
         is_undone = not remaining.needs_undo
         is_final = is_final and is_undone
         return outcomes.failure(
@@ -244,7 +244,7 @@ class Attempt(Shared):
     def forget_former_layout(self) -> None:
         """Forget the former layout: an undo no longer restores it, unless a repair kept it."""
         if not self.request.repairs:
-            self.journal.set_entries(applied="")
+            self.recorder.set_journal(applied="")
 
     def wait(self, timeout_s: float) -> timing.Wait:
         """Return a wait that a newer request ends."""
@@ -290,12 +290,12 @@ class Attempt(Shared):
                 gpus=self.deps.gpus,
                 reset=self.deps.reset,
                 record_persistence=functools.partial(
-                    change_journal.record_persistence, self.journal
+                    change_recorder.record_persistence, self.recorder
                 ),
                 clock=self.deps.clock,
                 require_unused=require_unused,
             ),
-            journal=self.journal,
+            recorder=self.recorder,
             refresh_files=self.deps.refresh_files,
             idle_wait=idle_wait or timing.Wait(clock=self.deps.clock),
         )

@@ -58,7 +58,7 @@ def act(
         observation,
         outcome,
         memory=before,
-        applied=attempt.journal.record.applied,
+        applied=attempt.recorder.record.applied,
         view=view,
         is_stale=lambda: bool(
             advertising.find_stale(attempt, attempt.deps.workloads.present(), gpus)
@@ -151,7 +151,7 @@ def _handle_drift(
     if not is_same:
         attempt.deps.telemetry.drift_found(is_drifted=True)
         _log.warning("drift_found", config=attempt.request.config, pods=affected)
-        attempt.journal.finish(outcomes.failure(reasons.Reason.DRIFTED, message))
+        attempt.recorder.finish(outcomes.failure(reasons.Reason.DRIFTED, message))
     return message
 
 
@@ -166,15 +166,15 @@ def _remove_phantoms(
     if refused is not None and not memory.has_phantoms:
         failed = attempt.failure(refused.reason, refused.message)
         # If the layout is active, no run is needed, and the next drift check retries.
-        remaining = attempt.journal.entries.remaining(node_entries.RunEnd.RESTORED)
-        attempt.journal.finish(dataclasses.replace(failed, should_retry=remaining.needs_undo))
+        remaining = attempt.recorder.journal.remaining(node_entries.RunEnd.RESTORED)
+        attempt.recorder.finish(dataclasses.replace(failed, should_retry=remaining.needs_undo))
     elif refused is None and memory.has_phantoms:
         _finish_active_again(attempt)
     return refused is not None
 
 
 def _finish_active_again(attempt: attempts.Attempt) -> None:
-    attempt.journal.finish(
+    attempt.recorder.finish(
         outcomes.success(
             attempt.status,
             reasons.Reason.ALREADY_APPLIED,

@@ -58,11 +58,11 @@ def observe(attempt: attempts.Attempt) -> Observation:
     except errors.MigManagerError as error:
         _log.info("drift_check_failed", reason=error.reason.value, error=error.message)
         gpus = attempt.status.gpus
-        record = attempt.journal.record
+        record = attempt.recorder.record
         verified, applied = record.verified, record.verified_fingerprints
         is_file_unusable = verified is not None and resolving.is_about_file(attempt, error)
         if verified:
-            attempt.journal.set_status(
+            attempt.recorder.set_status(
                 config_hash=verified.config_hash,
                 is_from_owner=verified.is_from_owner,
                 config_problem=error.message if is_file_unusable else "",
@@ -79,5 +79,5 @@ def observe(attempt: attempts.Attempt) -> Observation:
     return Observation(
         gpus=gpus,
         plan=plan,
-        missing=attempt.journal.record.absent_gpus(gpus, attempt.deps.boot_id),
+        missing=attempt.recorder.record.absent_gpus(gpus, attempt.deps.boot_id),
     )

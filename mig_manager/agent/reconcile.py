@@ -40,17 +40,17 @@ class Reconciler:
 
     def __init__(self, deps: ports.Dependencies, limits: agent_settings.Limits) -> None:
         self._deps = deps
-        self._shared = attempts.Shared(
+        self._context = attempts.NodeContext(
             deps=deps,
             limits=limits,
             publisher=publish.Publisher(deps.node, deps.request_file),
             memory=attempts.AttemptMemory(),
         )
-        self._layouts = layout_report.LayoutReport(self._shared)
+        self._layouts = layout_report.LayoutReport(self._context)
         self._drift = drift_verdicts.DriftMemory()
         self.node = deps.node
-        self.capacity = capacity_report.CapacityReport(self._shared)
-        self._attempts = attempt_series.AttemptSeries(self._shared, self.capacity.update_gpus)
+        self.capacity = capacity_report.CapacityReport(self._context)
+        self._series = attempt_series.AttemptSeries(self._context, self.capacity.update_gpus)
         is_reported = limits.repair is not node_settings.RepairPolicy.OFF
         self.faults = faults.FaultReport(deps, is_on=is_reported)
 
@@ -64,17 +64,17 @@ class Reconciler:
             ClusterError: The API refused or does not answer.
             LockedError: Another manager is at work; nothing was undone.
         """
-        if not self._attempts.is_current:
-            self._attempts.recover(request)
+        if not self._series.is_current:
+            self._series.recover(request)
 
     @property
     def is_current(self) -> bool:
         """Whether the journal of an interrupted run, if any, is known here."""
-        return self._attempts.is_current
+        return self._series.is_current
 
     def mark_outdated(self) -> None:
         """Have ``recover`` read the Node again: an API request failed, or may be done."""
-        self._attempts.mark_outdated()
+        self._series.mark_outdated()
 
     def run(self, request: attempts.Request, cancel: ports.Cancellation) -> outcomes.Outcome:
         """Apply the requested layout, and publish the outcome.
@@ -88,13 +88,13 @@ class Reconciler:
             Rebooting: The machine goes down; nothing is restored.
             Superseded: Another layout is requested, or the agent stops; all is restored.
         """
-        record = self._attempts.record_request(request)
+        record = self._series.record_request(request)
         if record.origin is requests.Origin.CUSTOM and not record.may_evict:
             # The document does not show that this layout evicts no pod. Publish it before the
             # owner can remove the node's label during a wait of this run.
-            self._attempts.publish_record()
-        locked = repairing.repair(self._attempts, request, cancel)
-        with self._attempts.begin(request, cancel) as attempt:
+            self._series.publish_record()
+        locked = repairing.repair(self._series, request, cancel)
+        with self._series.start_attempt(request, cancel) as attempt:
             outcome = locked or run.run(attempt)
             outcome, decision = repairing.follow_up(attempt, outcome)
             self._deps.telemetry.drift_found(is_drifted=outcome.reason is reasons.Reason.DRIFTED)
@@ -103,17 +103,17 @@ class Reconciler:
             annotations = self._layouts.annotations(fitting)
             if not (outcome.should_retry or gpus is None):
                 annotations |= self.capacity.observe_annotations(gpus)
-            attempt.journal.finish(outcome, annotations)
+            attempt.recorder.finish(outcome, annotations)
         # Last, because it may take several API requests, and other nodes wait for the slot.
         self._layouts.write(fitting)
         if attempt.status.gpus or not self.faults.publish_failure(outcome.reason, outcome.message):
             self.faults.publish(attempt.status.gpus, decision.why_not, decision.uuids)
         if not outcome.should_retry:
             # The run may have changed which devices are advertised.
-            self._shared.memory.set_checked(None)
-        elif not self._attempts.journal.node.is_tainted_or_paused:
+            self._context.memory.set_checked(None)
+        elif not self._series.journal.node.is_tainted_or_paused:
             # No drift check follows before the next attempt.
-            withdrawing.observe_and_withdraw(self._shared)
+            withdrawing.observe_and_withdraw(self._context)
         return outcome
 
     @property
@@ -128,7 +128,7 @@ class Reconciler:
             ClusterError: The API refused or does not answer.
             HardwareError: The driver does not list the processes of pods.
         """
-        with self._attempts.begin(request) as attempt:
+        with self._series.start_attempt(request) as attempt:
             try:
                 observation = drift_checks.observe(attempt)
             except errors.LockedError:
@@ -139,7 +139,7 @@ class Reconciler:
                 return drift.Action.HEAL
             # Before a drift is published, with the GPUs and without their use.
             gpus = attempt.status.observed_gpus
-            is_news = gpus is not None and not gpu_report.is_published(self._shared, gpus)
+            is_news = gpus is not None and not gpu_report.is_published(self._context, gpus)
             repair = repairing.NOTHING
             if not self.faults.publish_failure(observation.error, observation.message):
                 has_failed = outcome.state is model.State.FAILED
@@ -149,28 +149,28 @@ class Reconciler:
                 repair = self._publish_faults(observation.gpus, why=why)
             action, self._drift = drift.act(attempt, self._drift, outcome, observation, view)
             if repair.gpus and action in (drift.Action.REST, drift.Action.RUN):
-                repairing.begin(attempt, repair)
+                repairing.begin_repairs(attempt, repair)
                 return drift.Action.RUN
         # A run publishes them itself.
         if action is drift.Action.REST and is_news:
-            gpu_report.publish_gpus(self._shared, observation.gpus, self._layouts, self.capacity)
+            gpu_report.publish_gpus(self._context, observation.gpus, self._layouts, self.capacity)
         return action
 
     def _read_node_and_resume_unlisted(self) -> node_object.NodeView:
         view = self._deps.node.latest(is_at_rest=True)
-        self._shared.publisher.assume_written(view)
-        recovery.resume_unlisted(self._shared, view)
+        self._context.publisher.assume_written(view)
+        recovery.resume_unlisted(self._context, view)
         return view
 
     def _is_change_put_back(self, view: node_object.NodeView) -> bool:
         """Return whether another program put back a change that this agent has ended."""
         return self._is_run_open(view) or (
-            self._attempts.journal.is_empty and recovery.shows_change(view)
+            self._series.journal.is_empty and recovery.shows_change(view)
         )
 
     def _publish_faults(self, gpus: model.ObservedGpus, *, why: str) -> repairing.Decision:
         """Publish the faults of GPUs; return which of them to repair now, none if ``why``."""
-        decision = repairing.decide(self._shared, self._attempts.record, gpus, why)
+        decision = repairing.decide(self._context, self._series.record, gpus, why)
         self.faults.publish(gpus, decision.why_not, decision.uuids)
         return decision
 
@@ -187,34 +187,34 @@ class Reconciler:
             ClusterError: The API refused or does not answer.
             LockedError: Another manager is at work.
         """
-        self._attempts.forget_request()
+        self._series.forget_request()
         self._drift = drift_verdicts.DriftMemory()
-        view = self._shared.publisher.read()
-        if recovery.shows_change(view) or not self._attempts.journal.is_empty:
-            self._attempts.undo()
-            view = self._shared.publisher.read()
+        view = self._context.publisher.read()
+        if recovery.shows_change(view) or not self._series.journal.is_empty:
+            self._series.undo()
+            view = self._context.publisher.read()
         if self._is_run_open(view):
-            self._attempts.end_pending("the label was removed")
-        are_resumed = recovery.resume_unlisted(self._shared, view)
-        if self._attempts.journal.is_empty:
+            self._series.end_pending("the label was removed")
+        are_resumed = recovery.resume_unlisted(self._context, view)
+        if self._series.journal.is_empty:
             self._admit_workloads(view)
         if self._deps.slots is not None:
             self._deps.slots.release()
-        gpus, must_retry = gpu_report.observe(self._shared, self.faults)
+        gpus, must_retry = gpu_report.observe(self._context, self.faults)
         if gpus is None:
-            self._shared.publisher.patch(self._withdrawal(model.NO_GPUS, view))
+            self._context.publisher.patch(self._withdrawal(model.NO_GPUS, view))
         else:
             self._publish_without_request(gpus, view)
         self._deps.telemetry.nothing_requested()
-        return must_retry or not (are_resumed and self._attempts.journal.is_empty)
+        return must_retry or not (are_resumed and self._series.journal.is_empty)
 
     def _admit_workloads(self, view: node_object.NodeView) -> None:
         """Remove start-up taints: without a request, workloads need not wait for a layout."""
         self._deps.node.set_condition(readiness.NO_LAYOUT_REQUESTED)
-        taints = self._shared.limits.policy.startup_taints & view.taint_keys
+        taints = self._context.limits.policy.startup_taints & view.taint_keys
         if taints:
             patch = node_object.NodePatch(removed_taints=taints)
-            self._shared.publisher.update(lambda _view: patch)
+            self._context.publisher.update(lambda _view: patch)
 
     def check_without_request(self) -> drift.Action:
         """Observe the GPUs of a node without a request; publish changes and faults.
@@ -228,10 +228,10 @@ class Reconciler:
         view = self._read_node_and_resume_unlisted()
         if self._is_change_put_back(view):
             return drift.Action.RUN
-        gpus, _ = gpu_report.observe(self._shared, self.faults)
+        gpus, _ = gpu_report.observe(self._context, self.faults)
         if gpus is not None:
-            withdrawing.withdraw(self._shared, gpus, view)
-            is_published = gpu_report.is_published(self._shared, gpus)
+            withdrawing.withdraw(self._context, gpus, view)
+            is_published = gpu_report.is_published(self._context, gpus)
             self._publish_without_request(gpus, None if is_published else view)
         return drift.Action.REST
 
@@ -242,13 +242,13 @@ class Reconciler:
         self.capacity.update_gpus(gpus)
         if view is not None:
             change = self._withdrawal(gpus, view)
-            gpu_report.publish_gpus(self._shared, gpus, self._layouts, self.capacity, change)
+            gpu_report.publish_gpus(self._context, gpus, self._layouts, self.capacity, change)
         self._publish_faults(gpus, why=repairing.NOT_REQUESTED)
 
     def _withdrawal(
         self, gpus: model.ObservedGpus, view: node_object.NodeView
     ) -> node_object.NodePatch:
-        patch = node_patches.of_request(self._attempts.record, gpus, self._deps.boot_id)
+        patch = node_patches.of_request(self._series.record, gpus, self._deps.boot_id)
         # A label that is already absent needs no write.
         labels = {key: value for key, value in patch.labels.items() if key in view.labels}
         return dataclasses.replace(patch, labels=labels)
@@ -261,15 +261,15 @@ class Reconciler:
         Raises:
             ClusterError: The API refused or does not answer; the journal is still there.
         """
-        journal = self._attempts.journal
+        journal = self._series.journal
         is_going_down = journal.node.rebooted_from == (self._deps.boot_id or "unknown")
-        if is_going_down or (journal.is_empty and not self._attempts.lacks_outcome):
+        if is_going_down or (journal.is_empty and not self._series.lacks_outcome):
             return
-        key = self._attempts.record.key if journal.is_empty else journal.key
+        key = self._series.record.key if journal.is_empty else journal.key
         is_host_changed = journal.host != journals.HostEntries()
-        if is_host_changed or self._is_run_open(self._shared.publisher.read()):
+        if is_host_changed or self._is_run_open(self._context.publisher.read()):
             try:
-                self._attempts.end_pending("the agent stopped during a run", key)
+                self._series.end_pending("the agent stopped during a run", key)
             except errors.LockedError as error:
                 # The other manager restores the node, or the next agent does.
                 _log.info("recovery_waits", error=error.message)
@@ -277,13 +277,13 @@ class Reconciler:
     def _is_run_open(self, view: node_object.NodeView) -> bool:
         """Return whether the node shows a run under way, or keeps pods away for one."""
         is_under_way = view.labels.get(well_known.STATE_LABEL) in _UNDER_WAY
-        is_tainted_or_paused = self._attempts.journal.node.is_tainted_or_paused
+        is_tainted_or_paused = self._series.journal.node.is_tainted_or_paused
         return is_under_way or is_tainted_or_paused or well_known.HOLD_TAINT in view.taint_keys
 
     def forget_node(self) -> None:
         """Publish everything again; call after the Node was deleted and registered again."""
-        self._shared.publisher.forget()
+        self._context.publisher.forget()
         # The new Node lacks the journal of earlier runs.
-        self._attempts.mark_outdated()
-        self._layouts = layout_report.LayoutReport(self._shared)
+        self._series.mark_outdated()
+        self._layouts = layout_report.LayoutReport(self._context)
         self.capacity.forget_node()

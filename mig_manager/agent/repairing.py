@@ -65,7 +65,7 @@ def repair(
     repairs = gpu_repair.open_gpus(series.record.repairs)
     if not repairs:
         return None
-    with series.begin(dataclasses.replace(request, repairs=repairs), cancel) as attempt:
+    with series.start_attempt(dataclasses.replace(request, repairs=repairs), cancel) as attempt:
         # An earlier agent may have begun it, with other settings.
         if not (why := _why_forbidden(attempt)):
             return _repair(attempt)
@@ -87,7 +87,7 @@ def _repair(attempt: attempts.Attempt) -> outcomes.Outcome | None:
             return outcome
         raise errors.LockedError(outcome.description)
     _end(attempt, outcome)
-    attempt.journal.abandon()
+    attempt.recorder.abandon()
     return None
 
 
@@ -101,29 +101,32 @@ def follow_up(
         the repairs.
     """
     why = DRIFTED if outcome.reason is reasons.Reason.DRIFTED else ""
-    decision = decide(attempt, attempt.journal.record, attempt.status.gpus, why)
+    decision = decide(attempt, attempt.recorder.record, attempt.status.gpus, why)
     if outcome.state is model.State.SUCCESS:
         if not attempt.limits.drift_check_interval_s:
             # A check would begin it.
             decision = dataclasses.replace(decision, gpus=())
-        return _with_problems(outcome, attempt.journal.record), decision
+        return _with_problems(outcome, attempt.recorder.record), decision
     if not decision.gpus:
         if outcome.reason is reasons.Reason.GPU_NEEDS_RESET and decision.why_not:
             later = f"{decision.why_not} The agent resets it once nothing prevents that."
             outcome = dataclasses.replace(outcome, remedy=f"{later} {outcome.remedy}")
         return outcome, decision
-    begin(attempt, decision)
+    begin_repairs(attempt, decision)
     now = f"To be reset by the agent: {messages.list_names([*map(str, decision.gpus)])}."
     remedy = f"{now} {decision.why_not}".rstrip()
     return dataclasses.replace(outcome, remedy=remedy, should_retry=True), decision
 
 
 def decide(
-    shared: attempts.Shared, record: requests.RequestRecord, gpus: model.ObservedGpus, why: str
+    context: attempts.NodeContext,
+    record: requests.RequestRecord,
+    gpus: model.ObservedGpus,
+    why: str,
 ) -> Decision:
     """Decide which GPUs to repair; none if ``why`` has a reason against it, or the API fails."""
     try:
-        return _decide(shared, record, gpus, why)
+        return _decide(context, record, gpus, why)
     except errors.ClusterError as error:
         # A fault, and a drift beside it, are still published.
         _log.warning("repair_not_decided", reason=error.reason.value, error=error.message)
@@ -131,18 +134,23 @@ def decide(
 
 
 def _decide(
-    shared: attempts.Shared, record: requests.RequestRecord, gpus: model.ObservedGpus, why: str
+    context: attempts.NodeContext,
+    record: requests.RequestRecord,
+    gpus: model.ObservedGpus,
+    why: str,
 ) -> Decision:
-    if shared.limits.repair is not node_settings.RepairPolicy.RESET:
+    if context.limits.repair is not node_settings.RepairPolicy.RESET:
         return NOTHING
-    remembered, unknown = unreachable_gpus.recall_verified(shared, gpus)
+    remembered, unknown = unreachable_gpus.recall_verified(context, gpus)
     faulty = tuple(gpu for gpu in remembered if gpu.awaits_reset)
     if not (faulty or unknown):
         return NOTHING
-    if shared.deps.reset is None:
+    if context.deps.reset is None:
         why = "the agent may not reset GPUs"
     why = (
-        why or _left_to_others(shared) or unreachable_gpus.why_unknown(shared, remembered, faulty)
+        why
+        or _left_to_others(context)
+        or unreachable_gpus.why_unknown(context, remembered, faulty)
     )
     ready = []
     waiting = [
@@ -151,7 +159,7 @@ def _decide(
     for gpu in faulty:
         reason = (
             gpu_repair.why_impossible(gpu)
-            or gpu_repair.why_paused(gpu, record.repairs, shared.deps.clock)
+            or gpu_repair.why_paused(gpu, record.repairs, context.deps.clock)
             or why
         )
         if reason:
@@ -162,9 +170,9 @@ def _decide(
     return Decision(gpus=tuple(ready), why_not=why_not)
 
 
-def begin(attempt: attempts.Attempt, decision: Decision) -> None:
+def begin_repairs(attempt: attempts.Attempt, decision: Decision) -> None:
     """Record that a repair has begun, for the next run, and report it."""
-    record = attempt.journal.record
+    record = attempt.recorder.record
     uuids = decision.uuids
     names = messages.list_names([*map(str, decision.gpus)])
     repairs = gpu_repair.begin(record.repairs, uuids, attempt.deps.clock.unix_s())
@@ -172,15 +180,15 @@ def begin(attempt: attempts.Attempt, decision: Decision) -> None:
     which = "it" if len(uuids) == 1 else "them"
     message = f"The agent evicts the pods of {names}, and resets {which}."
     attempt.deps.node.emit(reason="GpuRepairBegun", message=message, is_warning=True)
-    attempt.journal.set_record(dataclasses.replace(record, repairs=repairs))
+    attempt.recorder.set_record(dataclasses.replace(record, repairs=repairs))
 
 
 def _postpone(attempt: attempts.Attempt, why: str) -> None:
     """End the repairs under way uncounted: a drift check may begin others."""
     _log.info("gpu_repair_postponed", reason=why)
-    record = attempt.journal.record
+    record = attempt.recorder.record
     repairs = gpu_repair.postpone(record.repairs, attempt.deps.clock.unix_s())
-    attempt.journal.set_record(dataclasses.replace(record, repairs=repairs))
+    attempt.recorder.set_record(dataclasses.replace(record, repairs=repairs))
 
 
 def _end(attempt: attempts.Attempt, outcome: outcomes.Outcome) -> None:
@@ -189,8 +197,8 @@ def _end(attempt: attempts.Attempt, outcome: outcomes.Outcome) -> None:
     A repair that an obstacle prevented before it evicted a pod is neither counted nor reported:
     the next drift check decides again.
     """
-    record = attempt.journal.record
-    if outcome.reason in _OBSTACLES and not attempt.journal.entries.has_evicted:
+    record = attempt.recorder.record
+    if outcome.reason in _OBSTACLES and not attempt.recorder.journal.has_evicted:
         _postpone(attempt, outcome.reason.value)
         return
     after = {gpu.uuid: gpu for gpu in outcome.verified_gpus}
@@ -223,7 +231,7 @@ def _end(attempt: attempts.Attempt, outcome: outcomes.Outcome) -> None:
             message=messages.fit(messages.with_full_stop(message), messages.MAX_BYTES),
             is_warning=bool(why),
         )
-    attempt.journal.set_record(dataclasses.replace(record, repairs=repairs))
+    attempt.recorder.set_record(dataclasses.replace(record, repairs=repairs))
 
 
 def _with_problems(outcome: outcomes.Outcome, record: requests.RequestRecord) -> outcomes.Outcome:
@@ -242,7 +250,7 @@ def _why_forbidden(attempt: attempts.Attempt) -> str:
     if not attempt.may_repair:
         return "the agent may not reset GPUs"
     try:
-        if attempt.journal.entries.has_evicted or attempt.journal.entries.gpus.snapshot:
+        if attempt.recorder.journal.has_evicted or attempt.recorder.journal.gpus.snapshot:
             # It may have evicted the pods that show which taints belong to the node.
             return gpu_repair.why_cordoned(attempt.deps.node.latest())
         return _left_to_others(attempt)
@@ -250,10 +258,10 @@ def _why_forbidden(attempt: attempts.Attempt) -> str:
         return error.message
 
 
-def _left_to_others(shared: attempts.Shared) -> str:
+def _left_to_others(context: attempts.NodeContext) -> str:
     return gpu_repair.why_left_to_others(
-        shared.deps.node.latest(),
-        shared.deps.workloads.present(),
-        shared.limits.policy.startup_taints,
-        claims.tainted_devices(shared.deps.slices.list() or ()),
+        context.deps.node.latest(),
+        context.deps.workloads.present(),
+        context.limits.policy.startup_taints,
+        claims.tainted_devices(context.deps.slices.list() or ()),
     )

@@ -51,7 +51,7 @@ def run(attempt: attempts.Attempt) -> outcomes.Outcome:
             locked.enter_context(
                 attempt.hold_lock(f"applying layout {attempt.request.config}", wait)
             )
-            attempt.journal.take_over()
+            attempt.recorder.take_over()
             # The interrupted run may be another agent's, unknown before.
             slots.take_again(attempt)
         except (errors.ClusterError, errors.LockedError) as error:
@@ -94,7 +94,7 @@ def _save_for_boot(attempt: attempts.Attempt, outcome: outcomes.Outcome) -> None
     if outcome.state is model.State.SUCCESS:
         status = attempt.status
         gpus = outcome.verified_gpus
-        covered = {gpu.uuid for gpu in gpus} - attempt.journal.record.gpus_outside(gpus)
+        covered = {gpu.uuid for gpu in gpus} - attempt.recorder.record.gpus_outside(gpus)
         try:
             attempt.verified_layout.save(
                 gpus, config=status.config, config_hash=status.config_hash, covered=covered
@@ -119,12 +119,12 @@ def _steps(attempt: attempts.Attempt) -> outcomes.Outcome:
     recovery.restore_persistence(attempt, gpus)
     planned = planning.plan_change(attempt, target, gpus)
     if planned.plan.is_empty:
-        snapshots = target.unrestored_snapshots(gpus, attempt.journal.entries.gpus.snapshot)
+        snapshots = target.unrestored_snapshots(gpus, attempt.recorder.journal.gpus.snapshot)
         return verification.verify_unchanged(attempt, gpus, snapshots)
     is_new = attempt.is_first and not (attempt.only_restores or attempt.request.repairs)
-    if is_new and attempt.journal.entries.is_empty:
+    if is_new and attempt.recorder.journal.is_empty:
         # Asking kubelet may take long, and the label's author should see a reaction.
-        attempt.journal.enter(model.Phase.RESOLVE, "checking which pods use the GPUs")
+        attempt.recorder.enter(model.Phase.RESOLVE, "checking which pods use the GPUs")
     change = preparing.require_possible(attempt, planned)
     slots.require(attempt)
     host.start_hooks(attempt, change.plan)

@@ -23,7 +23,7 @@ class Successors:
     _returned: set[str] = dataclasses.field(default_factory=set)
     """Controllers whose successors were evicted or deleted here as well."""
 
-    def begin(self, pods: Iterable[pod_object.Pod]) -> None:
+    def record_first_pods(self, pods: Iterable[pod_object.Pod]) -> None:
         """Remember the node's pods, when the first attempt begins."""
         if self._first is None:
             self._first = frozenset(pod.uid for pod in pods)

@@ -153,13 +153,13 @@ def _run(
     points.load()
     with lock:
         observed = local.observe(deps)
-        journal = local_journal.open_journal(deps, observed, config=requested.full_name)
+        recorder = local_journal.open_recorder(deps, observed, config=requested.full_name)
         change = _LockedChange(
             deps=deps,
             requested=requested,
             points=points,
-            journal=journal,
-            interrupted=journal.entries,
+            recorder=recorder,
+            interrupted=recorder.journal,
         )
         return change.run(observed)
 
@@ -210,7 +210,7 @@ class _LockedChange:
     deps: local.LocalDependencies
     requested: _RequestedLayout
     points: hook_points.HookPoints
-    journal: local_journal.LocalJournal
+    recorder: local_journal.LocalRecorder
     interrupted: journals.Journal  # the journal of a killed run
 
     def run(self, observed: model.ObservedGpus) -> plans.ApplyResult:
@@ -232,7 +232,7 @@ class _LockedChange:
                     combined = self._combine(after)
                     first = combined.plan(after)
             except errors.MigManagerError as error:
-                if undone := self.journal.undo(observed):
+                if undone := self.recorder.undo(observed):
                     error.add(undone)
                 raise
             self._describe_interrupted(combined, first)
@@ -320,7 +320,7 @@ class _LockedChange:
     ) -> plans.ApplyResult:
         change = local.new_transaction(
             self.deps,
-            self.journal,
+            self.recorder,
             check=check,
             may_stay_pending=combined.may_stay_pending,
             kept_snapshots=combined.in_use,
@@ -341,9 +341,9 @@ class _LockedChange:
                 ),
                 points=self.points,
             )
-            if self.journal.entries.gpus.snapshot:
+            if self.recorder.journal.gpus.snapshot:
                 # The snapshot belongs to the interrupted change.
-                self.journal.set_entries(config=self.interrupted.config)
+                self.recorder.set_journal(config=self.interrupted.config)
             waiting = [*_pending(combined.plan(after))]
             for gpu in waiting:
                 self.deps.notify(f"the MIG mode of {gpu} waits for a reset or a reboot")
@@ -351,12 +351,12 @@ class _LockedChange:
                 self._keep_pending_modes(after)
             else:
                 self._save(after)
-            self.journal.refresh_files()
+            self.recorder.refresh_files()
         except errors.MigManagerError as error:
             if error.reason.is_mode_pending:
                 with contextlib.suppress(errors.MigManagerError):
                     self._keep_pending_modes(self.deps.gpus.observe())
-            if not self.journal.entries.is_empty:
+            if not self.recorder.journal.is_empty:
                 error.add(local_journal.RETRIED_LATER)
             raise
         return plans.ApplyResult(

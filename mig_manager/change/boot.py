@@ -146,7 +146,7 @@ class _LockedBoot:
     """The restore of one saved layout, under the lock."""
 
     deps: local.LocalDependencies
-    journal: local_journal.LocalJournal
+    recorder: local_journal.LocalRecorder
     target: Mapping[str, model.GpuSnapshot]  # the desired state of each GPU, by UUID
     interrupted: dict[str, model.GpuSnapshot]  # GPUs before a killed run: a rollback restores that
     unreachable: model.Snapshots  # in the journal
@@ -162,14 +162,14 @@ class _LockedBoot:
             # A GPU whose repair failed has its layout as far as the driver allows.
             outcome = outcome.join(self._change_all())
         else:
-            gpus = self.journal.entries.gpus.with_snapshot(self.unreachable)
-            self.journal.set_entries(gpus=gpus)
+            gpus = self.recorder.journal.gpus.with_snapshot(self.unreachable)
+            self.recorder.set_journal(gpus=gpus)
         if outcome.failures:
             # Failed changes may have executed some of their steps.
-            gpus = dataclasses.replace(self.journal.entries.gpus, has_stale_files=True)
-            self.journal.set_entries(gpus=gpus)
+            gpus = dataclasses.replace(self.recorder.journal.gpus, has_stale_files=True)
+            self.recorder.set_journal(gpus=gpus)
         try:
-            self.journal.refresh_files()
+            self.recorder.refresh_files()
         except errors.HostError as error:
             outcome = outcome.join(_RestoreOutcome(failures=(error,)))
         return outcome
@@ -197,7 +197,7 @@ class _LockedBoot:
 
     def _change(self, uuids: tuple[str, ...], *, is_repair: bool = False) -> _RestoreOutcome:
         """Restore GPUs in one change, or roll them back."""
-        before = {gpu.uuid: gpu for gpu in self.journal.entries.gpus.snapshot}
+        before = {gpu.uuid: gpu for gpu in self.recorder.journal.gpus.snapshot}
         interrupted = self.interrupted | before
         # An interrupted change of a GPU that has its layout needs no rollback now.
         pending = {*self.uuids, *(gpu.uuid for gpu in self.unreachable)}
@@ -213,7 +213,9 @@ class _LockedBoot:
                 self.deps, idle_timeout_s=idle_timeout_s, in_use_timeout_s=idle_timeout_s
             )
             change = dataclasses.replace(
-                local.new_transaction(deps, self.journal, check=self.check, kept_snapshots=others),
+                local.new_transaction(
+                    deps, self.recorder, check=self.check, kept_snapshots=others
+                ),
                 refresh_files=None,  # once, after the last GPU
             )
             after, executed = change.run(
@@ -235,8 +237,8 @@ def _restore(
     deps: local.LocalDependencies, saved: verified_layouts.VerifiedLayout, *, repairs: bool
 ) -> Restored:
     observed = local.observe(deps)
-    journal = local_journal.open_journal(deps, observed, config=saved.config)
-    interrupted = {gpu.uuid: gpu for gpu in journal.entries.gpus.snapshot}
+    recorder = local_journal.open_recorder(deps, observed, config=saved.config)
+    interrupted = {gpu.uuid: gpu for gpu in recorder.journal.gpus.snapshot}
     # The killed run may have changed GPUs that the saved layout does not cover. It lists such GPUs
     # as that run left them, if at all.
     target = interrupted | {
@@ -251,10 +253,10 @@ def _restore(
     with deps.uninterrupted() as check:
         outcome = _LockedBoot(
             deps=deps,
-            journal=journal,
+            recorder=recorder,
             target=target,
             interrupted=interrupted,
-            unreachable=observed.unreachable_snapshots(journal.entries.gpus.snapshot),
+            unreachable=observed.unreachable_snapshots(recorder.journal.gpus.snapshot),
             faulty=faulty,
             uuids=uuids,
             check=check,
@@ -277,7 +279,7 @@ def _restore(
         layout=saved.config,
         rounds=rounds,
         problems=tuple(problems),
-        may_be_partial=any(gpu.uuid in uuids for gpu in journal.entries.gpus.snapshot),
+        may_be_partial=any(gpu.uuid in uuids for gpu in recorder.journal.gpus.snapshot),
         faults=tuple(gpu_recovery.faults(after)),
     )
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 from mig_manager import errors, reasons
 from mig_manager.change import (
-    change_journal,
+    change_recorder,
     hook_points,
     layout_store,
     plan_executor,
@@ -114,7 +114,7 @@ def new_wait(
 
 def new_transaction(
     deps: LocalDependencies,
-    journal: change_journal.ChangeJournal,
+    recorder: change_recorder.ChangeRecorder,
     *,
     check: hook_points.Check = hook_points.no_check,
     may_stay_pending: bool = False,
@@ -125,13 +125,13 @@ def new_transaction(
         executor=plan_executor.PlanExecutor(
             gpus=deps.gpus,
             reset=deps.reset if deps.may_reset else None,
-            record_persistence=functools.partial(change_journal.record_persistence, journal),
+            record_persistence=functools.partial(change_recorder.record_persistence, recorder),
             clock=deps.clock,
             require_unused=deps.pods.require_unused,
             in_use_timeout_s=deps.in_use_timeout_s,
             may_stay_pending=may_stay_pending,
         ),
-        journal=journal,
+        recorder=recorder,
         refresh_files=deps.refresh_files,
         idle_wait=new_wait(deps, deps.idle_timeout_s, check=check),
         kept_snapshots=kept_snapshots,

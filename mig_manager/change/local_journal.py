@@ -19,16 +19,16 @@ RETRIED_LATER = "the next 'apply' tries again"
 
 
 @dataclasses.dataclass(slots=True)
-class LocalJournal:
-    """Implements ``change_journal.ChangeJournal`` in a file."""
+class LocalRecorder:
+    """Writes the journal to a file; implements ``change_recorder.ChangeRecorder``."""
 
     deps: local.LocalDependencies
-    entries: journals.Journal
+    journal: journals.Journal
     config: str = ""  # the layout that the next change applies
 
-    def begin(self, before: model.Snapshots, _plan: steps.Plan) -> None:
+    def begin_execution(self, before: model.Snapshots, _plan: steps.Plan) -> None:
         """Write the snapshot that a rollback restores; UsageError if that is impossible."""
-        self.set_entries(config=self.config, gpus=self.entries.gpus.with_snapshot(before))
+        self.set_journal(config=self.config, gpus=self.journal.gpus.with_snapshot(before))
 
     def begin_rollback(self) -> None:
         """Report nothing: the outcome of the change includes the rollback's."""
@@ -36,20 +36,20 @@ class LocalJournal:
     def set_status(self, **fields: Unpack[run_status.Fields]) -> None:
         """Do nothing: the file has no status."""
 
-    def set_entries(self, **entries: Unpack[journals.Entries]) -> None:
+    def set_journal(self, **fields: Unpack[journals.Fields]) -> None:
         """Change entries, and write the file or remove it.
 
         Raises:
             UsageError: A snapshot cannot be written.
         """
-        before = self.entries
-        self.entries = dataclasses.replace(before, boot_id=self.deps.boot_id, **entries)
-        if not self.entries.is_empty:
+        before = self.journal
+        self.journal = dataclasses.replace(before, boot_id=self.deps.boot_id, **fields)
+        if not self.journal.is_empty:
             try:
-                self.deps.journal.save(self.entries.to_json())
+                self.deps.journal.save(self.journal.to_json())
             except errors.ConfigError as error:
-                if self.entries.gpus.snapshot:
-                    self.entries = before
+                if self.journal.gpus.snapshot:
+                    self.journal = before
                     raise _not_written(error.message) from error
             else:
                 return
@@ -59,22 +59,22 @@ class LocalJournal:
         except errors.ConfigError as error:
             self.deps.notify(f"{error.message}; remove it, because it is outdated")
 
-    def announce(self, **entries: Unpack[journals.Entries]) -> None:
+    def announce(self, **fields: Unpack[journals.Fields]) -> None:
         """Change entries and write the file; a failure is only reported."""
         try:
-            self.set_entries(**entries)
+            self.set_journal(**fields)
         except errors.UsageError as error:
             self.deps.notify(error.message)
 
     def refresh_files(self) -> None:
         """Refresh outdated device files; HostError (DEVICE_FILES_FAILED) if that fails."""
-        if self.entries.gpus.has_stale_files:
+        if self.journal.gpus.has_stale_files:
             local.new_transaction(self.deps, self).refresh()
 
     def undo(self, observed: model.ObservedGpus) -> str:
         """Roll back the changes of a killed run; return the outcome, empty if there were none."""
-        unfinished = describe_unfinished(self.entries)
-        before = self.entries.gpus.snapshot
+        unfinished = describe_unfinished(self.journal)
+        before = self.journal.gpus.snapshot
         if not before:
             try:
                 self.refresh_files()
@@ -165,12 +165,12 @@ def undo_interrupted(deps: local.LocalDependencies) -> str:
             return ""
     with local.hold_lock(deps, "undo an unfinished change"):
         observed = local.observe(deps)
-        return open_journal(deps, observed).undo(observed)
+        return open_recorder(deps, observed).undo(observed)
 
 
-def open_journal(
+def open_recorder(
     deps: local.LocalDependencies, observed: model.ObservedGpus, *, config: str = ""
-) -> LocalJournal:
+) -> LocalRecorder:
     """Open the journal, with the entries of a killed run if there are any.
 
     ``config`` is the layout to apply next.
@@ -178,7 +178,7 @@ def open_journal(
     Raises:
         UsageError: An invalid journal cannot be moved away.
     """
-    empty = LocalJournal(deps, journals.Journal(config=config), config)
+    empty = LocalRecorder(deps, journals.Journal(config=config), config)
     try:
         text = deps.journal.read()
         if text is None:
@@ -198,7 +198,7 @@ def open_journal(
             "and otherwise ignored"
         )
         return empty
-    journal = LocalJournal(
+    recorder = LocalRecorder(
         deps,
         # The other entries are the agent's, and do not occur in a file.
         journals.Journal(
@@ -219,8 +219,8 @@ def open_journal(
     if why:
         deps.notify(f"{describe_unfinished(entries)}{why}: it will not be undone")
     if is_undone or why:
-        journal.set_entries(gpus=journal.entries.gpus.with_snapshot(()))
-    return journal
+        recorder.set_journal(gpus=recorder.journal.gpus.with_snapshot(()))
+    return recorder
 
 
 def _restore_persistence(

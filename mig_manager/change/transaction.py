@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 import structlog
 
 from mig_manager import errors, reasons
-from mig_manager.change import change_journal, hook_points, plan_executor, rollback
+from mig_manager.change import change_recorder, hook_points, plan_executor, rollback
 from mig_manager.core import messages, model, ports, steps, timing
 from mig_manager.core.planner import planner, vgpus
 
@@ -59,7 +59,7 @@ class Transaction:
     """Changes GPUs, or rolls them back; the caller holds the node's lock (``hold_lock``)."""
 
     executor: plan_executor.PlanExecutor
-    journal: change_journal.ChangeJournal
+    recorder: change_recorder.ChangeRecorder
     refresh_files: Callable[[], object] | None
     """Brings device nodes and CDI specs up to date; None: the caller does, after more changes."""
     idle_wait: timing.Wait  # for processes that use instances to be destroyed
@@ -138,7 +138,7 @@ class Transaction:
         """Write the snapshot that a rollback restores once a plan is executed."""
         before = planner.baseline(plan, gpus, earlier)
         if before != earlier or not (executed or plan.is_empty):
-            self.journal.begin(self._with_kept(before), plan)
+            self.recorder.begin_execution(self._with_kept(before), plan)
         return _Round(
             plan=plan,
             gpus=gpus,
@@ -232,7 +232,7 @@ class Transaction:
         self, before: model.Snapshots, *, keep_pending: bool = False, requires_idle: bool = False
     ) -> rollback.RollbackOutcome:
         """Restore a snapshot, and retry if the failure is transient."""
-        self.journal.begin_rollback()
+        self.recorder.begin_rollback()
         result = rollback.Rollback(
             executor=self.executor,
             before=before,
@@ -240,11 +240,11 @@ class Transaction:
             requires_idle=requires_idle,
         ).run()
         if result.gpus != model.NO_GPUS:
-            self.journal.set_status(observed_gpus=result.gpus)
+            self.recorder.set_status(observed_gpus=result.gpus)
         if result.has_begun or result.is_complete:
             return self.conclude(result)
         # Instances that others create from now on must not count as the change's.
-        snapshot = planner.trim(result.gpus, self.journal.entries.gpus.snapshot)
+        snapshot = planner.trim(result.gpus, self.recorder.journal.gpus.snapshot)
         return _with_failure(result, lambda: self._keep(snapshot))
 
     def conclude(self, result: rollback.RollbackOutcome) -> rollback.RollbackOutcome:
@@ -252,7 +252,7 @@ class Transaction:
         snapshot = (
             self._with_kept(result.unrestored)
             if result.is_complete
-            else planner.trim(result.gpus, self.journal.entries.gpus.snapshot)
+            else planner.trim(result.gpus, self.recorder.journal.gpus.snapshot)
         )
         result = _with_failure(result, lambda: self._keep(snapshot, is_stale=True))
         return _with_failure(result, self.refresh)
@@ -264,9 +264,9 @@ class Transaction:
 
     def _keep(self, snapshot: model.Snapshots, *, is_stale: bool = False) -> None:
         """Record the snapshot for a later rollback, and whether device files became outdated."""
-        gpus = self.journal.entries.gpus
+        gpus = self.recorder.journal.gpus
         has_stale_files = is_stale or gpus.has_stale_files
-        self.journal.set_entries(
+        self.recorder.set_journal(
             gpus=dataclasses.replace(gpus, snapshot=snapshot, has_stale_files=has_stale_files)
         )
 
@@ -274,8 +274,8 @@ class Transaction:
         """Refresh device nodes and CDI specs; HostError (DEVICE_FILES_FAILED) if that fails."""
         if self.refresh_files is not None:
             self.refresh_files()
-            gpus = dataclasses.replace(self.journal.entries.gpus, has_stale_files=False)
-            self.journal.set_entries(gpus=gpus)
+            gpus = dataclasses.replace(self.recorder.journal.gpus, has_stale_files=False)
+            self.recorder.set_journal(gpus=gpus)
 
 
 def _require_progress(
@@ -312,7 +312,8 @@ def _with_failure(
 ) -> rollback.RollbackOutcome:
     """Act after a rollback, and add a failure to its outcome.
 
-    Raised, it would replace the failure of the change. The journal keeps what ``begin`` wrote.
+    Raised, it would replace the failure of the change. The journal keeps the snapshot
+    that ``begin_execution`` wrote.
     """
     try:
         act()

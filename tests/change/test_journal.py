@@ -99,12 +99,12 @@ def test_a_disk_that_fills_during_a_change_hides_no_failure(node: ApplyingNode) 
 
 def test_a_reset_whose_journal_cannot_be_written_is_reported(node: ApplyingNode) -> None:
     before = journals.GpuEntries(snapshot=tuple(gpu.snapshot for gpu in node.gpus))
-    journal = local_journal.LocalJournal(
+    recorder = local_journal.LocalRecorder(
         node.deps, journals.Journal(config="requested", gpus=before)
     )
     node.journal.failing_operations = {"write"}
 
-    journal.announce(gpus=dataclasses.replace(before, persistent_gpus=(node.gpus[0].uuid,)))
+    recorder.announce(gpus=dataclasses.replace(before, persistent_gpus=(node.gpus[0].uuid,)))
 
     (note,) = node.notes
     assert note.startswith("cannot write the journal")

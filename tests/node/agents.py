@@ -92,10 +92,10 @@ def new_attempt(
     deps = dataclasses.replace(_dependencies(rig), **overrides)
     publisher = publish.Publisher(deps.node, deps.request_file)
     memory = attempts.AttemptMemory()
-    shared = attempts.Shared(deps=deps, limits=limits, publisher=publisher, memory=memory)
+    context = attempts.NodeContext(deps=deps, limits=limits, publisher=publisher, memory=memory)
     request = attempts.Request(config=LAYOUT)
-    series = attempt_series.AttemptSeries(shared, lambda _gpus: None)
-    with series.begin(request, cancel) as attempt:
+    series = attempt_series.AttemptSeries(context, lambda _gpus: None)
+    with series.start_attempt(request, cancel) as attempt:
         return attempt
 
 

@@ -9,7 +9,7 @@ change, and in its session.
 import dataclasses
 
 from mig_manager import errors, reasons
-from mig_manager.agent import attempts, run_journal
+from mig_manager.agent import attempts, run_recorder
 from mig_manager.agent.phases import preparing, slots
 from mig_manager.agent.pods import (
     advertising,
@@ -34,7 +34,7 @@ def taint(attempt: attempts.Attempt, change: preparing.PreparedChange) -> None:
     """
     slots.require(attempt)
     # The taint may keep the next pod of an advertiser away.
-    pausing.record_awaited(attempt.journal, change.usage.pods)
+    pausing.record_awaited(attempt.recorder, change.usage.pods)
     _publish(attempt, change)
 
 
@@ -53,7 +53,7 @@ def drain_pods(
     """
     pods = dra_driver.list_pods(attempt.deps.workloads, change.usage.pods)
     followed = preparing.follow_pods(attempt, change, pods)
-    pod_drain = drain.Drain.begin(attempt, followed.scope, new_plans=_MAX_NEW_PLANS)
+    pod_drain = drain.Drain.start_or_continue(attempt, followed.scope, new_plans=_MAX_NEW_PLANS)
     deadline = None
     while True:
         before, now = ({pod.uid for pod in c.affected_pods} for c in (change, followed))
@@ -122,7 +122,7 @@ def drain_whole_node(
             f"{messages.list_names(claiming)}; drain the node and reboot it",
             reason=reasons.Reason.REBOOT_REQUIRED,
         )
-    drain.Drain.begin(attempt, scope).run(usage)
+    drain.Drain.start_or_continue(attempt, scope).run(usage)
 
 
 def _publish(attempt: attempts.Attempt, change: preparing.PreparedChange) -> None:
@@ -134,16 +134,16 @@ def _publish(attempt: attempts.Attempt, change: preparing.PreparedChange) -> Non
         count = messages.count(len(affected), "pod")
         message = f"{count} to {act}: {change.usage.describe_users(affected)}"
 
-    def decide(view: node_object.NodeView) -> run_journal.PhaseStart:
+    def decide(view: node_object.NodeView) -> run_recorder.PhaseStart:
         # An interrupted run has removed the label, and its journal names the layout.
-        before = attempt.journal.entries
+        before = attempt.recorder.journal
         applied = view.labels.get(well_known.APPLIED_LABEL) or before.applied
         node = dataclasses.replace(before.node, has_hold_taint=True)
-        return run_journal.PhaseStart(
-            message=message, entries=dataclasses.replace(before, applied=applied, node=node)
+        return run_recorder.PhaseStart(
+            message=message, journal=dataclasses.replace(before, applied=applied, node=node)
         )
 
-    attempt.journal.enter_for_view(model.Phase.DRAIN if affected else model.Phase.TAINT, decide)
+    attempt.recorder.enter_for_view(model.Phase.DRAIN if affected else model.Phase.TAINT, decide)
     if affected:
         text = f"{attempt.status.title}: {message}"
         attempt.deps.node.emit(reason="Draining", message=text, is_warning=False)

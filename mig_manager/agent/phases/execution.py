@@ -48,7 +48,7 @@ def execute(
             points=attempt.hooks,
             is_resumed=is_resumed,
         )
-        attempt.journal.set_status(observed_gpus=after)
+        attempt.recorder.set_status(observed_gpus=after)
         attempt.forget_former_layout()
         gpu_change.refresh()
     except errors.MigManagerError as error:
@@ -67,11 +67,11 @@ def execute(
 
 def _take_over_snapshot(attempt: attempts.Attempt, gpus: model.ObservedGpus) -> model.Snapshots:
     """Take over an interrupted change's snapshot; if pods use it, of unreachable GPUs only."""
-    before = attempt.journal.entries.gpus.snapshot
+    before = attempt.recorder.journal.gpus.snapshot
     if not before or recovery.can_roll_back(attempt, gpus, before):
         return before
     # Without these GPUs, the previous layout cannot be restored completely.
-    attempt.journal.set_entries(applied="")
+    attempt.recorder.set_journal(applied="")
     return gpus.unreachable_snapshots(before)
 
 

@@ -17,13 +17,13 @@ _log = structlog.get_logger()
 def conclude(attempt: attempts.Attempt, error: errors.MigManagerError) -> outcomes.Outcome:
     """Undo a run after an error; return its failure."""
     if isinstance(error, errors.DrainError):
-        attempt.journal.set_entries(is_draining=error.keeps_taint)
+        attempt.recorder.set_journal(is_draining=error.keeps_taint)
     elif not _is_of_api(error) or (
         attempt.status.phase is model.Phase.PAUSE
         and error.reason is not reasons.Reason.API_UNAVAILABLE
     ):
         # What stops a drain that has begun, such as a foreign manager, may last.
-        attempt.journal.set_entries(is_draining=False)
+        attempt.recorder.set_journal(is_draining=False)
     record_costs(attempt, error)
     outcome = attempt.failure(
         error.reason,
@@ -49,9 +49,9 @@ def record_costs(attempt: attempts.Attempt, error: errors.MigManagerError) -> No
     Otherwise a hook, service or driver that always fails would cost pods in every attempt.
     """
     is_drain = isinstance(error, errors.DrainError) or (
-        attempt.journal.entries.is_draining and _is_of_api(error)
+        attempt.recorder.journal.is_draining and _is_of_api(error)
     )
-    is_costly = attempt.journal.entries.has_evicted and not attempt.request.repairs
+    is_costly = attempt.recorder.journal.has_evicted and not attempt.request.repairs
     if is_costly and not (is_drain or error.reason is reasons.Reason.API_UNAVAILABLE):
         failed = requests.FailedChanges(
             config_hash=attempt.status.config_hash,
@@ -59,7 +59,7 @@ def record_costs(attempt: attempts.Attempt, error: errors.MigManagerError) -> No
             reason=error.reason,
             problem=messages.fit(error.message, requests.MAX_PROBLEM),
         )
-        attempt.journal.set_record(attempt.journal.record.with_failed_change(failed))
+        attempt.recorder.set_record(attempt.recorder.record.with_failed_change(failed))
 
 
 def _is_of_api(error: errors.MigManagerError) -> bool:
@@ -81,7 +81,7 @@ def _is_final(attempt: attempts.Attempt, error: errors.MigManagerError) -> bool:
 
 def undo(attempt: attempts.Attempt) -> str:
     """Undo an unfinished change; return the result as part of a sentence."""
-    result = "" if attempt.journal.has_begun_rollback else recovery.roll_back(attempt)
+    result = "" if attempt.recorder.has_begun_rollback else recovery.roll_back(attempt)
     pausing.record_present(attempt)
     return messages.join(result, host.restore(attempt))
 
@@ -95,16 +95,16 @@ def undo_interrupted(attempt: attempts.Attempt) -> None:
     """
     name = attempt.request.config or "a layout"
     with attempt.hold_lock(f"undoing an interrupted change to {name}"):
-        attempt.journal.take_over()
-        before = attempt.journal.entries
+        attempt.recorder.take_over()
+        before = attempt.recorder.journal
         result = undo(attempt)
         if before.gpus.has_stale_files:
             try:
                 attempt.transaction().refresh()
             except errors.HostError as error:
                 result = messages.join(result, error.message)
-    attempt.journal.abandon()
-    remaining = attempt.journal.entries
+    attempt.recorder.abandon()
+    remaining = attempt.recorder.journal
     if remaining.without_creations == before.without_creations:
         _log.warning("rollback_pending", config=attempt.request.config, why=result)
         return

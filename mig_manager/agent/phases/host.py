@@ -49,11 +49,11 @@ def stop_services(attempt: attempts.Attempt, names: Sequence[str], plan: steps.P
         ClusterError: The API refused or does not answer; no service was stopped.
         HostError: HOST_SERVICE_FAILED: a service did not stop.
     """
-    before = attempt.journal.entries.host
+    before = attempt.recorder.journal.host
     running = running_services(attempt, names, plan)
     if attempt.deps.services is None or not running:
         return
-    attempt.journal.enter(
+    attempt.recorder.enter(
         model.Phase.PAUSE,
         f"stopping the host's {', '.join(running)}",
         host=dataclasses.replace(
@@ -78,7 +78,7 @@ def start_services(attempt: attempts.Attempt) -> None:
         HostError: HOST_SERVICE_FAILED: some services did not start.
     """
     failures: list[str] = []
-    for name in service_files.start_order(attempt.journal.entries.host.stopped_services):
+    for name in service_files.start_order(attempt.recorder.journal.host.stopped_services):
         attempt.deps.telemetry.still_working()
         try:
             _start(attempt, name)
@@ -86,9 +86,9 @@ def start_services(attempt: attempts.Attempt) -> None:
             _log.warning("host_service_not_started", service=name, error=error.message)
             failures.append(error.message)
             continue
-        before = attempt.journal.entries.host
+        before = attempt.recorder.journal.host
         stopped = tuple(one for one in before.stopped_services if one != name)
-        attempt.journal.set_entries(host=dataclasses.replace(before, stopped_services=stopped))
+        attempt.recorder.set_journal(host=dataclasses.replace(before, stopped_services=stopped))
     if failures:
         raise errors.HostError("; ".join(failures), reason=reasons.Reason.HOST_SERVICE_FAILED)
 
@@ -127,8 +127,8 @@ def start_hooks(attempt: attempts.Attempt, plan: steps.Plan) -> None:
     attempt.hooks.require(plan)
     if not attempt.hooks.has_hooks:
         return
-    with_exit = dataclasses.replace(attempt.journal.entries.host, owes_exit_hook=True)
-    attempt.journal.enter(model.Phase.RESOLVE, "running the apply-start hooks", host=with_exit)
+    with_exit = dataclasses.replace(attempt.recorder.journal.host, owes_exit_hook=True)
+    attempt.recorder.enter(model.Phase.RESOLVE, "running the apply-start hooks", host=with_exit)
     attempt.hooks.start(attempt.cancel.check)
 
 
@@ -139,10 +139,10 @@ def exit_hooks(attempt: attempts.Attempt) -> None:
         ConfigError: The hooks file is unreadable or invalid.
         HostError: HOOK_FAILED.
     """
-    before = attempt.journal.entries.host
+    before = attempt.recorder.journal.host
     if not before.owes_exit_hook or attempt.hooks.has_passed_exit:
         return
     if attempt.deps.hooks is None:
         _log.warning("hook_forgotten", point="apply-exit")
     attempt.hooks.exit()
-    attempt.journal.set_entries(host=dataclasses.replace(before, owes_exit_hook=False))
+    attempt.recorder.set_journal(host=dataclasses.replace(before, owes_exit_hook=False))

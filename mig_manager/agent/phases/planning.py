@@ -76,12 +76,14 @@ def plan_change(
     """
     extra_clients = attempt.deps.extra_clients()
     services = attempt.deps.service_names()
-    missing = attempt.journal.record.absent_gpus(gpus, attempt.deps.boot_id)
+    missing = attempt.recorder.record.absent_gpus(gpus, attempt.deps.boot_id)
     if missing and not attempt.request.repairs:
         message = outcomes.missing_message(attempt.status.title, missing)
         raise errors.MissingGpusError(message, missing)
     desired = target.select(gpus)
-    others = tuple(gpu for gpu in attempt.journal.entries.gpus.snapshot if gpu.uuid not in desired)
+    others = tuple(
+        gpu for gpu in attempt.recorder.journal.gpus.snapshot if gpu.uuid not in desired
+    )
     restoring = others if others and recovery.can_roll_back(attempt, gpus, others) else ()
     basis = PlanBasis(target=target, restoring=restoring)
     plan = basis.plan(gpus)
@@ -119,7 +121,7 @@ def _rights(attempt: attempts.Attempt, plan: steps.Plan) -> drain_scope.DrainRig
     """Return whether the change may evict."""
     if attempt.only_restores:
         title = attempt.status.title
-        if plan.gpu_uuids == attempt.journal.record.returned_gpus(plan.gpu_uuids):
+        if plan.gpu_uuids == attempt.recorder.record.returned_gpus(plan.gpu_uuids):
             # The layout has not drifted there.
             gpus = messages.list_names([*map(str, plan.gpus)])
             message = functools.partial(outcomes.owed_message, title, gpus)
@@ -128,7 +130,7 @@ def _rights(attempt: attempts.Attempt, plan: steps.Plan) -> drain_scope.DrainRig
         return drain_scope.Refuse(reasons.Reason.DRIFTED, message)
     if attempt.never_evicts:
         return drain_scope.Refuse(reasons.Reason.IN_USE, _ON_DEMAND.format)
-    failed = attempt.journal.record.failed_changes
+    failed = attempt.recorder.record.failed_changes
     if failed and not failed.may_evict(attempt.status.config_hash, attempt.deps.boot_id):
         message = functools.partial(
             outcomes.failed_changes_message, attempt.status.title, failed.count, failed.problem

@@ -21,10 +21,10 @@ def may_help(attempt: attempts.Attempt, error: errors.MigManagerError) -> bool:
     """
     was_rebooted = attempt.status.is_rebooted
     # The journal is newer than the status.
-    before = attempt.journal.entries.node.rebooted_from
+    before = attempt.recorder.journal.node.rebooted_from
     if before:
         was_rebooted = before != attempt.deps.boot_id
-    elif attempt.journal.record.rebooted_from == attempt.deps.boot_id:
+    elif attempt.recorder.record.rebooted_from == attempt.deps.boot_id:
         # A reboot was requested, but the machine is still up.
         was_rebooted = False
     drains = attempt.limits.policy.drain is not policies.DrainPolicy.NONE
@@ -60,13 +60,13 @@ def reboot(
         if machine is not None:
             machine.check()
         drain_node()
-        attempt.journal.set_status(is_rebooted=True)
+        attempt.recorder.set_status(is_rebooted=True)
         boot_id = attempt.deps.boot_id or "unknown"
-        attempt.journal.enter(
+        attempt.recorder.enter(
             model.Phase.REBOOT,
             f"rebooting: {why}",
             is_draining=False,
-            node=dataclasses.replace(attempt.journal.entries.node, rebooted_from=boot_id),
+            node=dataclasses.replace(attempt.recorder.journal.node, rebooted_from=boot_id),
         )
         attempt.deps.node.emit(reason="Rebooting", message=f"{name}: {why}", is_warning=True)
         keep_pending_modes(attempt, resolving.observe_at_end(attempt))
@@ -76,11 +76,11 @@ def reboot(
         waited_s = attempt.limits.reboot_timeout_s
         refusal = f"the machine is still up {waited_s:g} s after the reboot request"
     except errors.MigManagerError as refused:
-        attempt.journal.set_status(is_rebooted=False)
+        attempt.recorder.set_status(is_rebooted=False)
         refusal = refused.message
         # The node does not stay tainted, so a retry would evict the successors of evicted pods.
         is_drain = isinstance(refused, errors.DrainError)
-        may_pass = is_drain and not attempt.journal.entries.is_draining
+        may_pass = is_drain and not attempt.recorder.journal.is_draining
         if may_pass or isinstance(refused, errors.ClusterError):
             reason = refused.reason
     return errors.MigManagerError(f"{why}; no reboot: {refusal}", reason=reason)

@@ -16,7 +16,7 @@ from mig_manager import errors
 from mig_manager.agent import attempts
 from mig_manager.agent.phases import host
 from mig_manager.agent.pods import device_usage, pausing, resuming
-from mig_manager.change import change_journal, rollback
+from mig_manager.change import change_recorder, rollback
 from mig_manager.core import messages, model, ports, steps
 from mig_manager.core.node import gpu_use, node_object, well_known
 from mig_manager.core.planner import planner
@@ -45,7 +45,9 @@ def shows_change(view: node_object.NodeView) -> bool:
     )
 
 
-def set_aside_unreadable_journal(shared: attempts.Shared, view: node_object.NodeView) -> None:
+def set_aside_unreadable_journal(
+    context: attempts.NodeContext, view: node_object.NodeView
+) -> None:
     """Move an invalid journal to another annotation of the Node, and report it.
 
     Raises:
@@ -58,13 +60,13 @@ def set_aside_unreadable_journal(shared: attempts.Shared, view: node_object.Node
         journals.Journal.from_json(text)
     except ValueError as error:
         _log.warning("journal_unreadable", error=str(error))
-        shared.publisher.annotate(
+        context.publisher.annotate(
             {
                 well_known.JOURNAL_ANNOTATION: None,
                 well_known.UNREADABLE_JOURNAL_ANNOTATION: text[:_MAX_KEPT_CHARACTERS],
             }
         )
-        shared.deps.node.emit(
+        context.deps.node.emit(
             reason="JournalUnreadable",
             message=f"the journal of an interrupted run is invalid ({error}): labels and taint "
             "that are marked as ours are restored, and what the host has a copy of; the text is "
@@ -111,7 +113,7 @@ def _is_outdated(copy: journals.Journal, view: node_object.NodeView) -> bool:
     return is_final or copy.key != published.key
 
 
-def resume_unlisted(shared: attempts.Shared, view: node_object.NodeView) -> bool:
+def resume_unlisted(context: attempts.NodeContext, view: node_object.NodeView) -> bool:
     """Resume the GPU clients whose deploy label has our paused value, but is in no journal.
 
     At its end, NVIDIA's driver manager writes back the values from its start, also over a label
@@ -127,19 +129,19 @@ def resume_unlisted(shared: attempts.Shared, view: node_object.NodeView) -> bool
     """
     if not journals.unlisted_pauses(view):
         return True
-    if others := device_usage.foreign_managers(shared.deps, shared.deps.workloads.list()):
+    if others := device_usage.foreign_managers(context.deps, context.deps.workloads.list()):
         _log.warning("pauses_left_to_foreign_manager", managers=others)
         return False
 
     def decide(view: node_object.NodeView) -> node_object.NodePatch:
         return node_object.NodePatch(labels=dict.fromkeys(journals.unlisted_pauses(view), "true"))
 
-    if keys := journals.unlisted_pauses(shared.publisher.update(decide)):
+    if keys := journals.unlisted_pauses(context.publisher.update(decide)):
         names = messages.list_names(
             [key.removeprefix(well_known.DEPLOY_LABEL_PREFIX) for key in keys]
         )
         message = f"resumed {names}: paused for a MIG change that is not under way"
-        shared.deps.node.emit(reason="Recovered", message=message, is_warning=False)
+        context.deps.node.emit(reason="Recovered", message=message, is_warning=False)
     return True
 
 
@@ -220,11 +222,11 @@ def restore_persistence(attempt: attempts.Attempt, gpus: model.ObservedGpus) -> 
 
     The journal keeps the GPUs where that fails, is not allowed, or that are unreachable.
     """
-    uuids = attempt.journal.entries.gpus.persistent_gpus
+    uuids = attempt.recorder.journal.gpus.persistent_gpus
     present = [gpu for gpu in gpus if gpu.uuid in uuids]
     if present and attempt.deps.reset and attempt.deps.reset.restore_persistence(present):
-        change_journal.record_persistence(
-            attempt.journal, [gpu.uuid for gpu in present], is_on=True
+        change_recorder.record_persistence(
+            attempt.recorder, [gpu.uuid for gpu in present], is_on=True
         )
 
 
@@ -234,16 +236,16 @@ def roll_back(attempt: attempts.Attempt) -> str:
     Returns:
         The result as part of a sentence; empty if there was nothing to do.
     """
-    snapshot = attempt.journal.entries.gpus.snapshot
-    if not (snapshot or attempt.journal.entries.gpus.persistent_gpus):
+    snapshot = attempt.recorder.journal.gpus.snapshot
+    if not (snapshot or attempt.recorder.journal.gpus.persistent_gpus):
         return ""
     try:
         now = attempt.deps.gpus.observe()
-        attempt.journal.set_status(observed_gpus=now)
+        attempt.recorder.set_status(observed_gpus=now)
         restore_persistence(attempt, now)
         # Instances that others create from now on must not count as the change's.
         snapshot = planner.trim(now, snapshot)
-        attempt.journal.set_entries(gpus=attempt.journal.entries.gpus.with_snapshot(snapshot))
+        attempt.recorder.set_journal(gpus=attempt.recorder.journal.gpus.with_snapshot(snapshot))
         change = attempt.transaction(
             require_unused=functools.partial(device_usage.require_unallocated, attempt.deps)
         )
@@ -254,8 +256,8 @@ def roll_back(attempt: attempts.Attempt) -> str:
         _require_unused(uninterrupted, plan, now)
         # Else a pod that is bound after the last check could get a device to be destroyed.
         message = "undoing an interrupted change"
-        tainted = dataclasses.replace(attempt.journal.entries.node, has_hold_taint=True)
-        attempt.journal.enter(model.Phase.ROLL_BACK, message, node=tainted)
+        tainted = dataclasses.replace(attempt.recorder.journal.node, has_hold_taint=True)
+        attempt.recorder.enter(model.Phase.ROLL_BACK, message, node=tainted)
         usage = gpu_use.Usage(
             pods=pausing.await_admission(uninterrupted, attempt.deps.workloads.list()),
             assigned=None,

@@ -34,7 +34,7 @@ def _resolve_repair(attempt: attempts.Attempt) -> targets.RepairTarget:
             f"the pods of {messages.list_names([*map(str, lost)])} are not known: {unknown}"
         )
     snapshots = {
-        gpu.uuid: gpu for gpu in attempt.journal.entries.gpus.snapshot if gpu.uuid in uuids
+        gpu.uuid: gpu for gpu in attempt.recorder.journal.gpus.snapshot if gpu.uuid in uuids
     }
     now = (gpu.snapshot for gpu in gpus if gpu.uuid in uuids - snapshots.keys())
     return targets.RepairTarget(before=(*snapshots.values(), *now), observed=gpus)
@@ -50,12 +50,12 @@ def _resolve_layout(attempt: attempts.Attempt) -> targets.LayoutTarget:
     else:
         target = _resolve_named(attempt)
     layout = target.layout
-    rebooted = attempt.journal.record.rebooted_hash
+    rebooted = attempt.recorder.record.rebooted_hash
     is_same = not target.is_from_owner or rebooted in ("", layout.content_hash)
-    was_rebooted = bool(attempt.journal.entries.node.rebooted_from) or (
+    was_rebooted = bool(attempt.recorder.journal.node.rebooted_from) or (
         rebooted is not None and is_same
     )
-    attempt.journal.set_status(
+    attempt.recorder.set_status(
         config_hash=layout.content_hash,
         is_from_owner=target.is_from_owner,
         origin=layout.origin,
@@ -80,7 +80,7 @@ def _resolve_named(attempt: attempts.Attempt) -> targets.LayoutTarget:
             name, attempt.layout_file, attempt.limits, observe_and_record
         )
         is_from_owner = not (layout.is_generated or attempt.limits.has_default_layouts)
-        verified = attempt.journal.record.verified
+        verified = attempt.recorder.record.verified
         is_other = verified is not None and verified.config_hash != layout.content_hash
         if verified and verified.is_from_owner and is_other and not is_from_owner:
             raise errors.LayoutError(
@@ -100,12 +100,12 @@ def record_content(
     attempt: attempts.Attempt, target: targets.LayoutTarget, gpus: model.ObservedGpus
 ) -> None:
     """Record the layout's content, which may end the verification of an earlier one."""
-    record = attempt.journal.record.with_content(
+    record = attempt.recorder.record.with_content(
         target.layout.content_hash,
         layouts.goal_hashes(target.layout, gpus),
         is_from_owner=target.is_from_owner,
     )
-    attempt.journal.set_record(record)
+    attempt.recorder.set_record(record)
 
 
 def is_about_file(attempt: attempts.Attempt, error: errors.MigManagerError) -> bool:
@@ -121,10 +121,10 @@ def keep_verified(attempt: attempts.Attempt, error: errors.MigManagerError) -> m
     Raises:
         MigManagerError: ``error``, unless it is about the file and the layout is active.
     """
-    verified, applied = attempt.journal.record.verified, attempt.journal.record.applied
+    verified, applied = attempt.recorder.record.verified, attempt.recorder.record.applied
     if not (
         is_about_file(attempt, error)
-        and not attempt.journal.entries.needs_undo
+        and not attempt.recorder.journal.needs_undo
         and verified
         and verified.is_as_applied
         and applied
@@ -133,7 +133,7 @@ def keep_verified(attempt: attempts.Attempt, error: errors.MigManagerError) -> m
     gpus = observe(attempt)
     if not applied.has_same(gpus):
         raise error
-    attempt.journal.set_status(
+    attempt.recorder.set_status(
         config_hash=verified.config_hash,
         is_from_owner=verified.is_from_owner,
         config_problem=error.message,
@@ -162,12 +162,12 @@ def observe(attempt: attempts.Attempt) -> model.ObservedGpus:
     try:
         gpus = attempt.deps.gpus.observe()
     except errors.HardwareError as error:
-        attempt.journal.set_status(observed_gpus=model.NO_GPUS)
+        attempt.recorder.set_status(observed_gpus=model.NO_GPUS)
         if not attempt.is_first:
             number = attempt.request.attempt
             error.add(f"no GPU can be observed at attempt {number} either")
         raise
-    attempt.journal.set_status(observed_gpus=gpus)
+    attempt.recorder.set_status(observed_gpus=gpus)
     return gpus
 
 
@@ -180,5 +180,5 @@ def observe_at_end(attempt: attempts.Attempt) -> model.ObservedGpus:
         gpus = attempt.deps.gpus.observe()
     except errors.HardwareError:
         return model.NO_GPUS
-    attempt.journal.set_status(observed_gpus=gpus)
+    attempt.recorder.set_status(observed_gpus=gpus)
     return gpus

@@ -54,11 +54,11 @@ def verify_unchanged(
         MigManagerError: As ``resume_and_verify``; DEVICE_FILES_FAILED.
         Superseded: Another layout is requested.
     """
-    interrupted = attempt.journal.entries
+    interrupted = attempt.recorder.journal
     snapshot = interrupted.gpus.snapshot
     unverified = tuple(gpu for gpu in snapshot if gpu not in unrestored)
     is_stale = interrupted.gpus.has_stale_files or bool(unverified)
-    attempt.journal.set_entries(
+    attempt.recorder.set_journal(
         gpus=dataclasses.replace(interrupted.gpus, snapshot=unrestored, has_stale_files=is_stale)
     )
     attempt.forget_former_layout()
@@ -69,7 +69,7 @@ def verify_unchanged(
     if is_stale:
         attempt.transaction().refresh()
     # Kubelet still counts the devices that a plugin registered before the GPU was lost.
-    returned = attempt.journal.record.returned_gpus(gpu.uuid for gpu in gpus)
+    returned = attempt.recorder.record.returned_gpus(gpu.uuid for gpu in gpus)
     config_now = attempt.node_labels.get(well_known.PLUGIN_CONFIG_LABEL)
     if attempt.plugin_config not in (None, config_now):
         restart = resuming.resume_advertisers(
@@ -79,7 +79,7 @@ def verify_unchanged(
         )
         _wait_schedulable(attempt, restart, gpus, "waiting for the plugin's new config")
     elif not advertising.correct_and_check_schedulable(attempt, gpus, returned):
-        attempt.journal.enter(model.Phase.VERIFY, "waiting for the devices to be schedulable")
+        attempt.recorder.enter(model.Phase.VERIFY, "waiting for the devices to be schedulable")
         advertising.wait_schedulable(
             attempt, advertising.restart_stale(attempt, gpus, returned), gpus
         )
@@ -96,7 +96,7 @@ def verify_restored(
     No attempt follows that would report it, so the outcome does, and the label of the applied
     layout is not restored. A newer request, or the end of the agent, ends the wait.
     """
-    advertisers = advertising.find_resumed(attempt.journal, attempt.node_labels)
+    advertisers = advertising.find_resumed(attempt.recorder, attempt.node_labels)
     if not (advertisers and gpus):
         return outcome
     try:
@@ -104,17 +104,17 @@ def verify_restored(
     except errors.Superseded as end:
         _log.info("former_devices_not_verified", why=end.why)
     except (errors.ClusterError, errors.NotReadyError) as error:
-        attempt.journal.set_entries(applied="")
+        attempt.recorder.set_journal(applied="")
         description = messages.join(outcome.description, error.message)
         return dataclasses.replace(outcome, description=description)
     else:
         labels = {each.deploy_label for each in advertisers}
-        attempt.journal.set_record(attempt.journal.record.without_awaited(labels))
+        attempt.recorder.set_record(attempt.recorder.record.without_awaited(labels))
     return outcome
 
 
 def _wait_schedulable(
     attempt: attempts.Attempt, restart: advertising.Restart, gpus: model.ObservedGpus, message: str
 ) -> None:
-    attempt.journal.enter(model.Phase.VERIFY, message)
+    attempt.recorder.enter(model.Phase.VERIFY, message)
     advertising.wait_schedulable(attempt, restart, gpus)

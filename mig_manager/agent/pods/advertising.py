@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import structlog
 
 from mig_manager import errors, reasons
-from mig_manager.agent import attempts, run_journal
+from mig_manager.agent import attempts, run_recorder
 from mig_manager.agent.pods import device_advertiser, device_plugin, dra_driver
 from mig_manager.core import model, ports, timing
 from mig_manager.core.node import (
@@ -77,18 +77,18 @@ def uids(pods: Iterable[pod_object.Pod]) -> frozenset[str]:
     return frozenset(pod.uid for pod in pods if is_advertiser(pod))
 
 
-def find_awaited(deps: ports.Dependencies, journal: run_journal.RunJournal) -> _Advertisers:
+def find_awaited(deps: ports.Dependencies, recorder: run_recorder.RunRecorder) -> _Advertisers:
     """Return the advertisers that must serve the node again, even without a pod now."""
     view = deps.node.latest()
-    return _with_replaced(deps, _list_awaited(journal, view.labels), view)
+    return _with_replaced(deps, _list_awaited(recorder, view.labels), view)
 
 
-def find_resumed(journal: run_journal.RunJournal, labels: Mapping[str, str]) -> _Advertisers:
+def find_resumed(recorder: run_recorder.RunRecorder, labels: Mapping[str, str]) -> _Advertisers:
     """Return the advertisers that were paused for a change, and may run again."""
-    entries = journal.entries.node
+    entries = recorder.journal.node
     return frozenset(
         advertiser
-        for advertiser in _list_awaited(journal, labels)
+        for advertiser in _list_awaited(recorder, labels)
         if advertiser.was_paused(entries)
         and not entries.has_hold_taint
         and advertiser.deploy_label not in entries.paused_labels
@@ -109,12 +109,12 @@ def remove_phantoms_and_find(
         for advertiser in ALL
         if well_known.is_deployed(view.labels.get(advertiser.deploy_label))
     )
-    advertisers = owners(pods) | deployed | _list_awaited(attempt.journal, view.labels)
+    advertisers = owners(pods) | deployed | _list_awaited(attempt.recorder, view.labels)
     return _with_replaced(attempt.deps, advertisers, view)
 
 
-def _list_awaited(journal: run_journal.RunJournal, labels: Mapping[str, str]) -> _Advertisers:
-    return frozenset(advertiser for advertiser in ALL if advertiser.is_awaited(journal, labels))
+def _list_awaited(recorder: run_recorder.RunRecorder, labels: Mapping[str, str]) -> _Advertisers:
+    return frozenset(advertiser for advertiser in ALL if advertiser.is_awaited(recorder, labels))
 
 
 def _with_replaced(
@@ -140,7 +140,7 @@ def correct_and_check_schedulable(
 
 
 def find_stale(
-    shared: attempts.Shared,
+    context: attempts.NodeContext,
     pods: pod_object.Pods,
     gpus: model.ObservedGpus,
     *,
@@ -161,8 +161,8 @@ def find_stale(
         for advertiser in ready
         if advertiser.name not in ignored
         and (
-            advertiser.is_stale(shared.deps, gpus)
-            or (changed and advertiser.correct_and_compare(shared, gpus, pods, changed))
+            advertiser.is_stale(context.deps, gpus)
+            or (changed and advertiser.correct_and_compare(context, gpus, pods, changed))
         )
     )
 
@@ -232,7 +232,7 @@ def wait_schedulable(
         if not _correct_and_compare(attempt, restart, gpus, ()):
             return
     timeout_s = attempt.limits.plugin_timeout_s
-    report = _ProblemReport(attempt.journal, attempt.deps.clock)
+    report = _ProblemReport(attempt.recorder, attempt.deps.clock)
     missing, _ = attempt.until_solved(
         lambda pods: report.check(_correct_and_compare(attempt, restart, gpus, pods)), timeout_s
     )
@@ -251,14 +251,17 @@ def require_served(
         LayoutError: STRATEGY_MISMATCH.
     """
     labels = attempt.node_labels
-    why = DRIVER.why_refused(attempt.journal, labels, layouts, pods)
+    why = DRIVER.why_refused(attempt.recorder, labels, layouts, pods)
     why = why or PLUGIN.why_refused(attempt.plugin_config, labels, layouts, pods)
     if why:
         raise errors.LayoutError(why, reason=reasons.Reason.STRATEGY_MISMATCH)
 
 
 def _correct_and_compare(
-    shared: attempts.Shared, restart: Restart, gpus: model.ObservedGpus, pods: pod_object.Pods
+    context: attempts.NodeContext,
+    restart: Restart,
+    gpus: model.ObservedGpus,
+    pods: pod_object.Pods,
 ) -> errors.NotReadyError | None:
     """Correct the node's counts; return what keeps pods from getting the GPUs' devices.
 
@@ -269,23 +272,23 @@ def _correct_and_compare(
     for advertiser in present:
         own_pods = tuple(filter(advertiser.owns, new))
         if not device_advertiser.is_any_ready(own_pods):
-            label = shared.node_labels.get(advertiser.deploy_label)
+            label = context.node_labels.get(advertiser.deploy_label)
             return device_advertiser.not_ready(advertiser, own_pods, gpus, label)
     problems = (
-        advertiser.correct_and_compare(shared, gpus, new, restart.changed)
+        advertiser.correct_and_compare(context, gpus, new, restart.changed)
         for advertiser in present
     )
     problem = next(filter(None, problems), None)
     if problem is None and PLUGIN not in present:
-        return PLUGIN.unknown(shared.deps, gpus)
+        return PLUGIN.unknown(context.deps, gpus)
     return problem
 
 
 class _ProblemReport:
     """Reports problems that may need a person, and ends a wait that only a person can end."""
 
-    def __init__(self, journal: run_journal.RunJournal, clock: timing.Clock) -> None:
-        self._journal = journal
+    def __init__(self, recorder: run_recorder.RunRecorder, clock: timing.Clock) -> None:
+        self._recorder = recorder
         self._clock = clock
         self._reported: set[str] = set()
         self._phantoms_since_s: float | None = None
@@ -301,7 +304,7 @@ class _ProblemReport:
             and missing.why not in self._reported
         ):
             self._reported.add(missing.why)
-            self._journal.enter(model.Phase.VERIFY, missing.message)
+            self._recorder.enter(model.Phase.VERIFY, missing.message)
         if missing is None or missing.reason is not reasons.Reason.PHANTOM_DEVICES:
             self._phantoms_since_s = None
             return missing

@@ -8,7 +8,7 @@ import abc
 from collections.abc import Iterable, Mapping
 
 from mig_manager import errors, reasons
-from mig_manager.agent import attempts, run_journal
+from mig_manager.agent import attempts, run_recorder
 from mig_manager.core import model, ports
 from mig_manager.core.node import pod_object
 from mig_manager.core.records import node_entries
@@ -32,13 +32,13 @@ class Advertiser(abc.ABC):
     def was_paused(self, entries: node_entries.NodeEntries) -> bool:
         """Return whether it served the node before it was paused."""
 
-    def is_awaited(self, journal: run_journal.RunJournal, labels: Mapping[str, str]) -> bool:
+    def is_awaited(self, recorder: run_recorder.RunRecorder, labels: Mapping[str, str]) -> bool:
         """Return whether it must serve the node again, even without a pod now.
 
         With its deploy label, one of the node's ``labels``, the owner can say that it must not.
         """
-        was_paused = self.was_paused(journal.entries.node)
-        is_owed = was_paused or self.deploy_label in journal.record.awaited
+        was_paused = self.was_paused(recorder.journal.node)
+        is_owed = was_paused or self.deploy_label in recorder.record.awaited
         return is_owed and labels.get(self.deploy_label) != "false"
 
     @abc.abstractmethod
@@ -48,7 +48,7 @@ class Advertiser(abc.ABC):
     @abc.abstractmethod
     def correct_and_compare(
         self,
-        shared: attempts.Shared,
+        context: attempts.NodeContext,
         gpus: model.ObservedGpus,
         pods: pod_object.Pods,
         changed: frozenset[str],

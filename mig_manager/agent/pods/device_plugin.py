@@ -43,20 +43,20 @@ class DevicePlugin(device_advertiser.Advertiser):
 
     def correct_and_compare(
         self,
-        shared: attempts.Shared,
+        context: attempts.NodeContext,
         gpus: model.ObservedGpus,
         pods: pod_object.Pods,
         changed: frozenset[str],
     ) -> errors.NotReadyError | None:
         """Correct the node's counts; return the devices that kubelet lacks, or that no GPU has."""
-        healthy = _healthy(shared.deps.allocations)
+        healthy = _healthy(context.deps.allocations)
         strategy = strategies.of_plugin(pods, {})
-        view, refused = remove_phantoms(shared, gpus, pods, lambda: healthy)
+        view, refused = remove_phantoms(context, gpus, pods, lambda: healthy)
         if refused is not None:
             return refused
         if counts := schedulable.unreported_counts(gpus, healthy, view, strategy=strategy):
-            shared.deps.node.report_devices(counts)
-            view = shared.deps.node.latest()
+            context.deps.node.report_devices(counts)
+            view = context.deps.node.latest()
         return device_advertiser.not_allocatable(
             schedulable.why_not(gpus, healthy, view, strategy=strategy, changed=changed)
         )
@@ -156,20 +156,20 @@ class DevicePlugin(device_advertiser.Advertiser):
 
 
 def remove_reported_phantoms(
-    shared: attempts.Shared, gpus: model.ObservedGpus, view: node_object.NodeView
+    context: attempts.NodeContext, gpus: model.ObservedGpus, view: node_object.NodeView
 ) -> errors.NotReadyError | None:
     """Remove phantom devices from the node; return why that failed.
 
     If the ``view`` of the node has no phantom devices, no request is sent.
     """
     if not phantoms.is_possible(gpus, view, strategies.from_labels(view.labels)):
-        shared.deps.telemetry.phantoms_found({}, are_removed=False)
+        context.deps.telemetry.phantoms_found({}, are_removed=False)
         return None
-    return remove_phantoms(shared, gpus, shared.deps.workloads.present())[1]
+    return remove_phantoms(context, gpus, context.deps.workloads.present())[1]
 
 
 def remove_phantoms(
-    shared: attempts.Shared,
+    context: attempts.NodeContext,
     gpus: model.ObservedGpus,
     pods: pod_object.Pods,
     kubelet: Callable[[], _Healthy] | None = None,
@@ -179,7 +179,7 @@ def remove_phantoms(
     Returns:
         The node, and an error with the devices whose removal the API server refuses, if any.
     """
-    deps = shared.deps
+    deps = context.deps
     view = deps.node.latest()
     if deps.is_advertiser:
         return view, None
@@ -201,12 +201,12 @@ def remove_phantoms(
         f"{what}, and the agent could not remove them: " + phantoms.remedy(view.name, advertised),
         reason=reasons.Reason.PHANTOM_DEVICES,
     )
-    if not shared.memory.may_remove_phantoms(deps.clock.monotonic()):
+    if not context.memory.may_remove_phantoms(deps.clock.monotonic()):
         return view, refused
     try:
         view = deps.node.remove_resources(advertised.keys())
     except errors.ClusterError as error:
-        shared.memory.record_refused_removal(deps.clock.monotonic())
+        context.memory.record_refused_removal(deps.clock.monotonic())
         _log.warning(
             "phantom_devices_not_removed",
             resources=advertised,

@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 import structlog
 
 from mig_manager import errors
-from mig_manager.agent import attempts, run_journal
+from mig_manager.agent import attempts, run_recorder
 from mig_manager.agent.pods import device_advertiser
 from mig_manager.core import model, ports
 from mig_manager.core.node import claims, pod_object, strategies, well_known
@@ -41,13 +41,13 @@ class DraDriver(device_advertiser.Advertiser):
 
     def correct_and_compare(
         self,
-        shared: attempts.Shared,
+        context: attempts.NodeContext,
         gpus: model.ObservedGpus,
         pods: pod_object.Pods,
         changed: frozenset[str],
     ) -> errors.NotReadyError | None:
         """Return how the slices differ from the GPUs; None also if they cannot be listed."""
-        return device_advertiser.not_allocatable(_why_not_advertised(shared.deps, gpus))
+        return device_advertiser.not_allocatable(_why_not_advertised(context.deps, gpus))
 
     def is_stale(self, deps: ports.Dependencies, gpus: model.ObservedGpus) -> bool:
         return bool(_why_not_advertised(deps, gpus))
@@ -60,20 +60,20 @@ class DraDriver(device_advertiser.Advertiser):
 
     def why_refused(
         self,
-        journal: run_journal.RunJournal,
+        recorder: run_recorder.RunRecorder,
         labels: Mapping[str, str],
         layouts: Sequence[strategies.GpuLayout],
         pods: pod_object.Pods,
     ) -> str:
         """Return why it would exit with the layout's devices; empty if it would not."""
         why = claims.why_not_served(layouts)
-        if why and (self.is_awaited(journal, labels) or _is_deployed(labels, pods)):
+        if why and (self.is_awaited(recorder, labels) or _is_deployed(labels, pods)):
             return f"the DRA driver would not start: {why}"
         return ""
 
     def is_expected(
         self,
-        journal: run_journal.RunJournal,
+        recorder: run_recorder.RunRecorder,
         labels: Mapping[str, str],
         pods: Collection[pod_object.Pod],
     ) -> bool:
@@ -82,7 +82,7 @@ class DraDriver(device_advertiser.Advertiser):
         A device allocated by a ResourceClaim proves it: only a driver allocates those.
         """
         is_used = any(pod.claimed_ids for pod in pods)
-        return is_used or self.is_awaited(journal, labels) or _is_deployed(labels, pods)
+        return is_used or self.is_awaited(recorder, labels) or _is_deployed(labels, pods)
 
     def current_uids(
         self, deps: ports.Dependencies, gpus: model.ObservedGpus, pods: Collection[pod_object.Pod]
@@ -111,7 +111,7 @@ def list_with_unbound(attempt: attempts.Attempt) -> pod_object.Pods:
     workloads = attempt.deps.workloads
     pods = workloads.list()
     # The scheduler may have allocated devices until the driver was paused.
-    was_paused = DraDriver().was_paused(attempt.journal.entries.node)
+    was_paused = DraDriver().was_paused(attempt.recorder.journal.node)
     has_driver = was_paused or any(map(claims.is_driver, pods))
     return with_unbound(workloads, pods) if has_driver else pods
 

@@ -13,7 +13,7 @@ from typing import Self
 import structlog
 
 from mig_manager import errors, reasons
-from mig_manager.agent import agent_settings, attempts, run_journal
+from mig_manager.agent import agent_settings, attempts, run_recorder
 from mig_manager.agent.pods import device_listing, dra_driver, drain_scope, eviction
 from mig_manager.core import messages, ports
 from mig_manager.core.node import evictions, gpu_use, pod_object
@@ -54,25 +54,25 @@ class Drain:
     deps: ports.Dependencies
     limits: agent_settings.Limits
     cancel: ports.Cancellation
-    journal: run_journal.RunJournal
+    recorder: run_recorder.RunRecorder
     scope: drain_scope.DrainScope
     evictions: eviction.Evictions
     has_begun: bool  # whether an earlier attempt at this drain evicted pods
     new_plans: int = 0  # how often another plan may replace the scope
 
     @classmethod
-    def begin(
+    def start_or_continue(
         cls, attempt: attempts.Attempt, scope: drain_scope.DrainScope, *, new_plans: int = 0
     ) -> Self:
         """Return a new drain, or the next attempt at one that an earlier attempt has begun."""
-        has_begun = attempt.journal.entries.is_draining
+        has_begun = attempt.recorder.journal.is_draining
         if not has_begun:
             attempt.memory.begin_drain()
         elif not attempt.request.repairs:
-            attempt.journal.set_entries(has_evicted=True)
+            attempt.recorder.set_journal(has_evicted=True)
         evicting = eviction.Evictions(
             deps=attempt.deps,
-            journal=attempt.journal,
+            recorder=attempt.recorder,
             cancel=attempt.cancel,
             strategy=attempt.limits.policy.strategy,
             returning=attempt.memory.returning,
@@ -81,7 +81,7 @@ class Drain:
             deps=attempt.deps,
             limits=attempt.limits,
             cancel=attempt.cancel,
-            journal=attempt.journal,
+            recorder=attempt.recorder,
             scope=scope,
             evictions=evicting,
             has_begun=has_begun,
@@ -111,13 +111,13 @@ class Drain:
             MigManagerError: The change may affect no pod.
             Superseded: Another layout is requested, or the agent stops.
         """
-        before = self.journal.entries
+        before = self.recorder.journal
         try:
             return self._run(usage, deadline)
         finally:
             if not self.evictions.evicted:
                 # The API has refused the evictions that the journal lists.
-                self.journal.set_entries(
+                self.recorder.set_journal(
                     is_draining=before.is_draining, has_evicted=before.has_evicted
                 )
 
@@ -125,11 +125,11 @@ class Drain:
         if self.scope.affected is not None and not self.scope.affected:
             return usage
         if deadline is None:
-            self.evictions.begin(usage.pods)
+            self.evictions.begin_deadline(usage.pods)
             deadline = self._new_deadline()
         end = self._wait(usage, self._usage(usage.pods, usage), deadline)
         if not deadline.is_forced and self._may_force(end.remaining):
-            self.evictions.begin(usage.pods)
+            self.evictions.begin_deadline(usage.pods)
             deadline = self._new_deadline(is_forced=True)
             end = self._wait(usage, None, deadline)
         if end.remaining:

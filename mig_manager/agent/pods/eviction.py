@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import structlog
 
 from mig_manager import errors, reasons
-from mig_manager.agent import run_journal, successors
+from mig_manager.agent import run_recorder, successors
 from mig_manager.core import messages, model, ports
 from mig_manager.core.node import evictions, pod_object, policies
 
@@ -85,7 +85,7 @@ class Evictions:
     """The evictions of one drain."""
 
     deps: ports.Dependencies
-    journal: run_journal.RunJournal
+    recorder: run_recorder.RunRecorder
     cancel: ports.Cancellation
     strategy: policies.DrainStrategy
     returning: successors.Successors  # where evicted pods return
@@ -95,12 +95,12 @@ class Evictions:
     """The pods that were evicted or deleted, by UID."""
     _last: _Result = dataclasses.field(default_factory=_Result)
 
-    def begin(self, pods: Iterable[pod_object.Pod]) -> None:
+    def begin_deadline(self, pods: Iterable[pod_object.Pod]) -> None:
         """Forget earlier attempts and the budgets, which force ignores, for a new deadline.
 
         ``pods`` are the node's when the drain began.
         """
-        self.returning.begin(pods)
+        self.returning.record_first_pods(pods)
         self._attempts.clear()
         self._last = _Result()
 
@@ -167,7 +167,7 @@ class Evictions:
             self._last = _Result(has_begun=True)
             message = f"deleting by force {_names(pending)}"
             self._enter(message)
-            text = f"{self.journal.status.title}: {message}"
+            text = f"{self.recorder.status.title}: {message}"
             self.deps.node.emit(reason="ForcedDrain", message=text, is_warning=True)
         current = _Round(remaining=remaining, began_s=self.deps.clock.monotonic(), is_forced=True)
         return self._try_each(pending, functools.partial(self._remove, current), verb="delete")
@@ -370,7 +370,7 @@ class Evictions:
 
     def _enter(self, message: str) -> None:
         """Publish which pods go next, and record it as ``_record_eviction``."""
-        self.journal.enter(model.Phase.DRAIN, message, is_draining=True, has_evicted=True)
+        self.recorder.enter(model.Phase.DRAIN, message, is_draining=True, has_evicted=True)
 
     def _record_eviction(self) -> None:
         """Record before the first eviction that the run costs pods.
@@ -378,9 +378,9 @@ class Evictions:
         The record decides whether the node stays tainted, and whether a failure of the run counts.
         It comes first, because the agent may be killed, or the answer to the eviction be lost.
         """
-        entries = self.journal.entries
-        if not (entries.is_draining and entries.has_evicted):
-            self.journal.publish(is_draining=True, has_evicted=True)
+        journal = self.recorder.journal
+        if not (journal.is_draining and journal.has_evicted):
+            self.recorder.publish(is_draining=True, has_evicted=True)
 
     def _count_evicted(self, pod: pod_object.Pod, *, is_forced: bool) -> None:
         if is_forced and pod.key not in self.forced:

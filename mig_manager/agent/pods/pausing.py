@@ -12,7 +12,7 @@ import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from mig_manager import errors, reasons
-from mig_manager.agent import attempts, run_journal
+from mig_manager.agent import attempts, run_recorder
 from mig_manager.agent.pods import advertising, device_listing, dra_driver
 from mig_manager.core import messages, model, ports, steps
 from mig_manager.core.node import (
@@ -61,7 +61,7 @@ def pause_clients(
         NotReadyError: IN_USE: paused pods did not stop before the deadline.
         Superseded: Another layout is requested, or the agent stops.
     """
-    record_awaited(attempt.journal, usage.pods)
+    record_awaited(attempt.recorder, usage.pods)
     pods = _pause(attempt, functools.partial(_choose, usage, plan, is_driver=False))
     return usage.with_pods(pods) if pods else usage
 
@@ -74,7 +74,7 @@ def pause_driver(
     From now on the scheduler can allocate no device, not even to pods that tolerate the taint.
     """
     _pause(attempt, functools.partial(_choose, usage, plan, is_driver=True))
-    advertisers = advertising.find_awaited(attempt.deps, attempt.journal)
+    advertisers = advertising.find_awaited(attempt.deps, attempt.recorder)
     if advertising.DRIVER in advertisers:
         # Kubelet deletes the slices 30 s after the driver has stopped.
         advertising.DRIVER.withdraw(attempt.deps)
@@ -84,17 +84,17 @@ def pause_driver(
         changed=frozenset(one.gpu_uuid for one in plan.gpus if one.steps),
         labels_with_pods=frozenset(
             key
-            for key in attempt.journal.entries.node.paused_labels
+            for key in attempt.recorder.journal.node.paused_labels
             if clients.gated_by(usage.pods, (key,))
         ),
         extra_clients=usage.extra_clients,
     )
 
 
-def record_awaited(journal: run_journal.RunJournal, pods: Iterable[pod_object.Pod]) -> None:
+def record_awaited(recorder: run_recorder.RunRecorder, pods: Iterable[pod_object.Pod]) -> None:
     """Record which advertisers must serve the node again although no deploy label shows it."""
     awaited = advertising.labels_to_await(pods)
-    journal.set_record(journal.record.with_awaited(awaited))
+    recorder.set_record(recorder.record.with_awaited(awaited))
 
 
 def record_present(attempt: attempts.Attempt) -> None:
@@ -102,20 +102,20 @@ def record_present(attempt: attempts.Attempt) -> None:
 
     Once the taint is removed, nothing keeps their next pods away but their owner.
     """
-    entries = attempt.journal.entries
-    if entries.is_draining:
+    journal = attempt.recorder.journal
+    if journal.is_draining:
         return
     with contextlib.suppress(errors.ClusterError):
         pods = (pod for pod in attempt.deps.workloads.present() if not pod.is_terminating)
         labels = {
             each.deploy_label
             for each in advertising.owners(pods)
-            if not each.was_paused(entries.node)
+            if not each.was_paused(journal.node)
         }
-        attempt.journal.set_record(attempt.journal.record.without_awaited(labels))
+        attempt.recorder.set_record(attempt.recorder.record.without_awaited(labels))
 
 
-def require_none_stuck(shared: attempts.Shared, pods: Iterable[pod_object.Pod]) -> None:
+def require_none_stuck(context: attempts.NodeContext, pods: Iterable[pod_object.Pod]) -> None:
     """Fail while a pod is still terminating that did not stop by the deadline of an earlier pause.
 
     Another attempt would evict pods, and fail in the same place. A pod whose deletion began too
@@ -124,12 +124,12 @@ def require_none_stuck(shared: attempts.Shared, pods: Iterable[pod_object.Pod]) 
     Raises:
         NotReadyError: IN_USE; nothing was touched.
     """
-    stuck = shared.memory.stuck_uids
+    stuck = context.memory.stuck_uids
     terminating = (pod for pod in pods if pod.is_terminating and not pod.is_finished)
     remaining = [pod for pod in terminating if pod.uid in stuck]
     if remaining:
         what = "paused daemons have not stopped since the last try"
-        raise _stuck_error(shared.deps.node, what, remaining)
+        raise _stuck_error(context.deps.node, what, remaining)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,10 +170,10 @@ def _pause(
     Returns:
         The node's pods now; none if no pod had to stop.
     """
-    before = attempt.journal.entries
+    before = attempt.recorder.journal
     pause = choose(attempt.deps.node.latest())
 
-    def decide(view: node_object.NodeView) -> run_journal.PhaseStart:
+    def decide(view: node_object.NodeView) -> run_recorder.PhaseStart:
         pause = choose(view)
         names = [key.removeprefix(well_known.DEPLOY_LABEL_PREFIX) for key in pause.labels]
         names += [pod.key for pod in pause.to_delete]
@@ -190,13 +190,13 @@ def _pause(
             has_plugin=advertising.PLUGIN in served,
             has_dra_driver=advertising.DRIVER in served,
         )
-        return run_journal.PhaseStart(
+        return run_recorder.PhaseStart(
             message="pausing " + ", ".join(names or ["nothing"]),
-            entries=dataclasses.replace(before, node=node),
+            journal=dataclasses.replace(before, node=node),
         )
 
     if pause.labels or pause.to_delete:
-        pause = choose(attempt.journal.enter_for_view(model.Phase.PAUSE, decide))
+        pause = choose(attempt.recorder.enter_for_view(model.Phase.PAUSE, decide))
     for pod in pause.to_delete:
         attempt.deps.workloads.delete(pod)
     uids = {pod.uid for pod in (*pause.label_managed, *pause.to_delete)}

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Iterator
 import structlog
 
 from mig_manager import errors, reasons
-from mig_manager.agent import attempts, run_journal
+from mig_manager.agent import attempts, run_recorder
 from mig_manager.agent.pods import advertising, dra_driver
 from mig_manager.core import messages, model
 from mig_manager.core.node import client_table, clients, node_object, pod_object, well_known
@@ -34,14 +34,16 @@ def resume_advertisers(
         *client_table.members(pods, restart.extra_clients),
     )
     early = tuple(pod for pod in stale if pod.uid not in restart.kept_uids)
-    entries = attempt.journal.entries
+    journal = attempt.recorder.journal
     for each in restart.to_restart:
         each.withdraw(attempt.deps)
-    is_paused = not entries.node.paused_labels.keys().isdisjoint(advertising.DEPLOY_LABELS)
-    if is_paused or entries.node.has_hold_taint or plugin_config:
+    is_paused = not journal.node.paused_labels.keys().isdisjoint(advertising.DEPLOY_LABELS)
+    if is_paused or journal.node.has_hold_taint or plugin_config:
         names = " and ".join(f"the {each.name}" for each in restart.to_restart)
         what = f"restarting {names or 'the device plugin'}"
-        _resume(attempt.journal, advertising.DEPLOY_LABELS, what=what, plugin_config=plugin_config)
+        _resume(
+            attempt.recorder, advertising.DEPLOY_LABELS, what=what, plugin_config=plugin_config
+        )
     advertising.delete(attempt.deps.workloads, early)
     old_uids = restart.old_uids | {pod.uid for pod in early}
     return dataclasses.replace(restart, old_uids=old_uids)
@@ -55,7 +57,7 @@ def resume_monitors(attempt: attempts.Attempt, restart: advertising.Restart) -> 
     remaining labels.
     """
     timeout_s = attempt.limits.monitor_timeout_s
-    labels = attempt.journal.entries.node.paused_labels
+    labels = attempt.recorder.journal.node.paused_labels
     waited_for = [key for key in labels if key in restart.labels_with_pods]
     others = labels.keys() - waited_for
     try:
@@ -67,7 +69,7 @@ def resume_monitors(attempt: attempts.Attempt, restart: advertising.Restart) -> 
                 # Another value is the decision of another program or a person, also meanwhile.
                 return not is_ready and attempt.node_labels.get(key) == "true"
 
-            _resume(attempt.journal, {key, *others})
+            _resume(attempt.recorder, {key, *others})
             others = set()
             if attempt.until_solved(is_unready, timeout_s)[0]:
                 attempt.deps.node.emit(
@@ -89,7 +91,7 @@ def resume_monitors(attempt: attempts.Attempt, restart: advertising.Restart) -> 
 
 
 def _resume(
-    journal: run_journal.RunJournal,
+    recorder: run_recorder.RunRecorder,
     keys: Collection[str],
     *,
     what: str = "",
@@ -98,14 +100,14 @@ def _resume(
     """Restore some paused labels before the run ends, and remove our taint.
 
     Args:
-        journal: The journal of the run.
+        recorder: Of the run.
         keys: The labels; a label that another program wrote since the pause is kept.
         what: The message; if empty, it names the labels.
         plugin_config: The device plugin's config to set in the same patch; None: keep it.
     """
-    before = journal.entries
+    before = recorder.journal
 
-    def decide(view: node_object.NodeView) -> run_journal.PhaseStart:
+    def decide(view: node_object.NodeView) -> run_recorder.PhaseStart:
         own_entries = node_entries.without_foreign_labels(before.node, view)
         old, changed = view.labels.get(well_known.PLUGIN_CONFIG_LABEL), before.node.plugin_config
         if plugin_config is not None and plugin_config != old:
@@ -120,12 +122,12 @@ def _resume(
             has_hold_taint=False,
             plugin_config=changed,
         )
-        return run_journal.PhaseStart(
+        return run_recorder.PhaseStart(
             message=what or f"resuming {names or 'nothing'}",
-            entries=dataclasses.replace(before, node=node),
+            journal=dataclasses.replace(before, node=node),
         )
 
-    journal.enter_for_view(model.Phase.RESUME, decide)
+    recorder.enter_for_view(model.Phase.RESUME, decide)
 
 
 def await_driver(
@@ -146,7 +148,7 @@ def await_driver(
     """
     claiming = [pod for pod in affected if pod.may_claim]
     if not claiming or not advertising.DRIVER.is_expected(
-        attempt.journal, attempt.node_labels, pods
+        attempt.recorder, attempt.node_labels, pods
     ):
         return False
     needs_slices = not all(pod.claimed_ids for pod in claiming)
@@ -157,14 +159,14 @@ def await_driver(
 
     if not is_lacking(pods):
         return False
-    if attempt.journal.entries.node.is_tainted_or_paused and not dra_driver.has_ready(pods):
+    if attempt.recorder.journal.node.is_tainted_or_paused and not dra_driver.has_ready(pods):
         # Evicted pods may come back, so an earlier attempt's drain starts over.
-        attempt.journal.set_entries(is_draining=False)
+        attempt.recorder.set_journal(is_draining=False)
         resume_advertisers(
             attempt,
-            remove_phantoms_as_if_paused(attempt, gpus, attempt.journal.entries.gpus.snapshot),
+            remove_phantoms_as_if_paused(attempt, gpus, attempt.recorder.journal.gpus.snapshot),
         )
-    attempt.journal.enter(
+    attempt.recorder.enter(
         model.Phase.RESOLVE, "waiting for the DRA driver, which ends pods' claims"
     )
     timeout_s = attempt.limits.plugin_timeout_s

@@ -14,7 +14,7 @@ from mig_manager.core.node import gpu_use, policies
 
 
 def recall_verified(
-    shared: attempts.Shared, gpus: model.ObservedGpus
+    context: attempts.NodeContext, gpus: model.ObservedGpus
 ) -> tuple[model.ObservedGpus, str]:
     """Return the GPUs; one that requires a reset is as it was when last verified.
 
@@ -31,7 +31,7 @@ def recall_verified(
         return gpus, ""
     if others := [str(gpu) for gpu in gpus.unreachable if not gpu.requires_reset]:
         return gpus, f"the pods of {messages.list_names(others)} are not known either"
-    verified = _verified_gpus(shared)
+    verified = _verified_gpus(context)
     if unknown := [str(gpu) for gpu in gpus.unreachable if gpu.uuid not in verified]:
         return gpus, f"no layout was verified for {messages.list_names(unknown)} since the boot"
     remembered = [
@@ -44,7 +44,7 @@ def recall_verified(
         for gpu in gpus.unreachable
     ]
     every = model.ObservedGpus(sorted((*gpus, *remembered), key=lambda gpu: gpu.index))
-    usage = _usage(shared.deps, every)
+    usage = _usage(context.deps, every)
     if usage.why_incomplete:
         return gpus, usage.why_incomplete
     users = usage.users(_device_ids(remembered))
@@ -54,15 +54,15 @@ def recall_verified(
 
 
 def why_unknown(
-    shared: attempts.Shared, gpus: model.ObservedGpus, faulty: Iterable[model.Gpu]
+    context: attempts.NodeContext, gpus: model.ObservedGpus, faulty: Iterable[model.Gpu]
 ) -> str:
     """Return why kubelet does not show the pods to evict for a repair; empty if it does.
 
     Raises:
         ClusterError: The API refused or does not answer.
     """
-    usage = _usage(shared.deps, gpus)
-    is_whole_node = shared.limits.policy.drain is policies.DrainPolicy.NODE
+    usage = _usage(context.deps, gpus)
+    is_whole_node = context.limits.policy.drain is policies.DrainPolicy.NODE
     ids = None if is_whole_node else _device_ids(faulty)
     return usage.why_incomplete if usage.undecided_users(ids) else ""
 
@@ -77,9 +77,9 @@ def _device_ids(gpus: Iterable[model.Gpu]) -> frozenset[str]:
     return frozenset(uuid for gpu in gpus for uuid in (gpu.uuid, *gpu.mig_uuids))
 
 
-def _verified_gpus(shared: attempts.Shared) -> Mapping[str, model.Gpu]:
+def _verified_gpus(context: attempts.NodeContext) -> Mapping[str, model.Gpu]:
     """Return the GPUs of the layout that was verified since the boot, by UUID."""
-    verified = shared.verified_layout.read()
-    if verified is None or verified.boot_id != shared.deps.boot_id:
+    verified = context.verified_layout.read()
+    if verified is None or verified.boot_id != context.deps.boot_id:
         return {}
     return {gpu.uuid: gpu for gpu in verified.gpus}

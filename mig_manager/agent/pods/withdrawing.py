@@ -16,25 +16,25 @@ from mig_manager.core.node import device_ids, node_object
 _log = structlog.get_logger()
 
 
-def observe_and_withdraw(shared: attempts.Shared) -> None:
+def observe_and_withdraw(context: attempts.NodeContext) -> None:
     """Observe the GPUs and ``withdraw``, unless the owner has disabled the drift check.
 
     For an untainted node whose run waits: a plugin would not return to a tainted one.
     """
-    if not shared.limits.drift_check_interval_s:
+    if not context.limits.drift_check_interval_s:
         return
     try:
-        gpus = shared.observe()
-        view = shared.deps.node.latest(is_at_rest=True)
+        gpus = context.observe()
+        view = context.deps.node.latest(is_at_rest=True)
     except (errors.HardwareError, errors.LockedError, errors.ClusterError) as error:
         # Neither a published outcome nor a wait for a slot depends on the devices.
         _log.info("devices_not_checked", reason=error.reason.value, error=error.message)
         return
-    withdraw(shared, gpus, view)
+    withdraw(context, gpus, view)
 
 
 def withdraw(
-    shared: attempts.Shared, gpus: model.ObservedGpus, view: node_object.NodeView
+    context: attempts.NodeContext, gpus: model.ObservedGpus, view: node_object.NodeView
 ) -> None:
     """Restart the advertisers of devices that no GPU has, once; remove phantom devices.
 
@@ -42,7 +42,7 @@ def withdraw(
     Nothing is done while a GPU is unreachable, or while another program manages MIG.
 
     Args:
-        shared: The dependencies, and the memory of attempts, which has the checked devices.
+        context: The dependencies, and the memory of attempts, which has the checked devices.
         gpus: The GPUs; empty if they could not be observed.
         view: The Node as last reported.
     """
@@ -52,11 +52,11 @@ def withdraw(
     is_checked = False
     try:
         # Before a restart: kubelet calls the devices of a stopped plugin unhealthy.
-        device_plugin.remove_reported_phantoms(shared, gpus, view)
-        is_checked = ids == shared.memory.checked_ids or _restart(shared.deps, gpus)
+        device_plugin.remove_reported_phantoms(context, gpus, view)
+        is_checked = ids == context.memory.checked_ids or _restart(context.deps, gpus)
     except errors.ClusterError as error:
         _log.info("devices_not_checked", reason=error.reason.value, error=error.message)
-    shared.memory.set_checked(ids if is_checked else None)
+    context.memory.set_checked(ids if is_checked else None)
 
 
 def _restart(deps: ports.Dependencies, gpus: model.ObservedGpus) -> bool:

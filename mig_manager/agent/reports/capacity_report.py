@@ -38,9 +38,9 @@ _NO_RETRY = _Retry()
 class CapacityReport:
     """The published use of the node's GPU instances; for the loop's thread."""
 
-    def __init__(self, shared: attempts.Shared) -> None:
-        self._shared = shared
-        self._deps = shared.deps
+    def __init__(self, context: attempts.NodeContext) -> None:
+        self._context = context
+        self._deps = context.deps
         self._gpus = model.NO_GPUS
         self._is_followed = False
         self._burst = timing.Burst(quiet_s=_QUIET_S, max_s=_MAX_S)
@@ -120,15 +120,15 @@ class CapacityReport:
     def _refresh(self) -> bool:
         """Observe and publish; return whether only a pod event can change the use."""
         if not self._gpus:
-            self._gpus = self._shared.observe()
+            self._gpus = self._context.observe()
         if not self._gpus:
             return False
         text, is_stable = self._observe_use(self._gpus)
         change = node_patches.of_gpus(self._gpus)
-        old = self._shared.publisher.written(well_known.CAPACITY_ANNOTATION)
+        old = self._context.publisher.written(well_known.CAPACITY_ANNOTATION)
         if not capacity.has_same_facts(text, old):
             change[well_known.CAPACITY_ANNOTATION] = text
-        self._shared.publisher.annotate(change)
+        self._context.publisher.annotate(change)
         return is_stable
 
     def _observe_use(self, gpus: model.ObservedGpus) -> tuple[str, bool]:

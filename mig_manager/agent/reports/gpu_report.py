@@ -14,7 +14,7 @@ _log = structlog.get_logger()
 
 
 def observe(
-    shared: attempts.Shared, report: faults.FaultReport
+    context: attempts.NodeContext, report: faults.FaultReport
 ) -> tuple[model.ObservedGpus | None, bool]:
     """Observe the GPUs, and report a failure that is due to them.
 
@@ -23,7 +23,7 @@ def observe(
         failure may pass.
     """
     try:
-        return shared.observe(), False
+        return context.observe(), False
     except (errors.HardwareError, errors.LockedError) as error:
         _log.info("gpus_not_observed", reason=error.reason.value, error=error.message)
         report.publish_failure(error.reason, error.message)
@@ -31,14 +31,14 @@ def observe(
         return (None if is_locked else model.NO_GPUS), error.reason.is_transient
 
 
-def is_published(shared: attempts.Shared, gpus: model.ObservedGpus) -> bool:
+def is_published(context: attempts.NodeContext, gpus: model.ObservedGpus) -> bool:
     """Return whether the node shows what was observed."""
     shown = node_patches.of_gpus(gpus).items()
-    return all(shared.publisher.written(key) == (text or "") for key, text in shown)
+    return all(context.publisher.written(key) == (text or "") for key, text in shown)
 
 
 def publish_gpus(
-    shared: attempts.Shared,
+    context: attempts.NodeContext,
     gpus: model.ObservedGpus,
     layouts: layout_report.LayoutReport,
     report: capacity_report.CapacityReport,
@@ -54,7 +54,7 @@ def publish_gpus(
     fitting = layouts.fitting(gpus)
     annotations = node_patches.of_gpus(gpus) | layouts.annotations(fitting)
     annotations |= report.observe_annotations(
-        gpus, shared.publisher.written(well_known.CAPACITY_ANNOTATION)
+        gpus, context.publisher.written(well_known.CAPACITY_ANNOTATION)
     )
-    shared.publisher.patch(change.merge(node_object.NodePatch(annotations=annotations)))
+    context.publisher.patch(change.merge(node_object.NodePatch(annotations=annotations)))
     layouts.write(fitting)

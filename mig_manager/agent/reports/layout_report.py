@@ -17,8 +17,8 @@ _log = structlog.get_logger()
 class LayoutReport:
     """The layouts that fit the node's GPUs, as published."""
 
-    def __init__(self, shared: attempts.Shared) -> None:
-        self._shared = shared
+    def __init__(self, context: attempts.NodeContext) -> None:
+        self._context = context
         self._written: tuple[layouts.Layout, ...] | None = None
         """The layouts in the published document; None: not written yet."""
 
@@ -27,7 +27,7 @@ class LayoutReport:
         if not gpus:
             return None
         try:
-            document = served.available(self._shared.layout_file, self._shared.limits, gpus)
+            document = served.available(self._context.layout_file, self._context.limits, gpus)
         except errors.ConfigError as error:
             _log.info("layouts_not_listed", error=error.message)
             return None
@@ -41,13 +41,13 @@ class LayoutReport:
         if fitting is None:
             return {}
         entries = map(layout_list.Entry.of, fitting)
-        takes_custom = self._shared.limits.has_custom_layouts
+        takes_custom = self._context.limits.has_custom_layouts
         text = layout_list.to_json(entries, takes_custom=takes_custom)
         return {well_known.LAYOUTS_ANNOTATION: text}
 
     def write(self, fitting: tuple[layouts.Layout, ...] | None) -> None:
         """Write a new list's document, for other programs."""
-        write = self._shared.deps.write_layouts
+        write = self._context.deps.write_layouts
         if write is None or fitting in (None, self._written):
             return
         if write(yaml_tree.dump(layouts.render(fitting or ()))):

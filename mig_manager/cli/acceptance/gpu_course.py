@@ -11,7 +11,7 @@ import functools
 from collections.abc import Callable, Iterator, Mapping
 
 from mig_manager import errors, reasons
-from mig_manager.change import change_journal, local, local_journal, transaction
+from mig_manager.change import change_recorder, local, local_journal, transaction
 from mig_manager.core import model, steps
 from mig_manager.core.acceptance import stages
 from mig_manager.core.planner import planner
@@ -66,17 +66,17 @@ def run(
     """
     with local.hold_lock(deps, f"{NAME} of a GPU"):
         observed = local.observe(deps)
-        journal = local_journal.open_journal(deps, observed, config=NAME)
+        recorder = local_journal.open_recorder(deps, observed, config=NAME)
         gpu = find_gpu(observed, uuid)
         require_unused(gpu)
-        if journal.entries.gpus.snapshot:
+        if recorder.journal.gpus.snapshot:
             raise errors.UsageError(
-                local_journal.describe_unfinished(journal.entries),
+                local_journal.describe_unfinished(recorder.journal),
                 remedy="Run 'mig-manager apply' or 'restore' first.",
             )
         course = _Course(
             deps=deps,
-            journal=journal,
+            recorder=recorder,
             initial=gpu.snapshot,
             killing_after=killing_after,
             using=using,
@@ -129,7 +129,7 @@ def require_unused(gpu: model.Gpu) -> None:
 @dataclasses.dataclass(slots=True, kw_only=True)
 class _Course:
     deps: local.LocalDependencies
-    journal: local_journal.LocalJournal
+    recorder: local_journal.LocalRecorder
     initial: model.GpuSnapshot
     killing_after: KillingAfter
     using: Using
@@ -196,11 +196,11 @@ class _Course:
             lambda gpus: planner.plan(gpus, {self.uuid: desired}),
             lambda _, before: before,  # the journal ends with the course
         )
-        self.observed, _ = local.new_transaction(self.deps, self.journal).run(
+        self.observed, _ = local.new_transaction(self.deps, self.recorder).run(
             goal.replan(self.observed),
             goal,
             observed=self.observed,
-            interrupted=self.journal.entries.gpus.snapshot,
+            interrupted=self.recorder.journal.gpus.snapshot,
         )
         for row in self.gpu.profiles or ():
             if row.compute_profiles:
@@ -251,7 +251,7 @@ class _Course:
         # The journal of the course has both, so that a kill leaves neither.
         self._change(_with_instances(mine, foreign))
         change = local.new_transaction(
-            self.deps, self.journal, kept_snapshots=self.journal.entries.gpus.snapshot
+            self.deps, self.recorder, kept_snapshots=self.recorder.journal.gpus.snapshot
         )
         rollback = change.roll_back(before)
         self.observed = self.deps.gpus.observe()
@@ -266,7 +266,7 @@ class _Course:
             self._change(desired)
         # The next command would undo it in the same way, from the file.
         observed = self.deps.gpus.observe()
-        self.journal = local_journal.open_journal(self.deps, observed, config=NAME)
+        self.recorder = local_journal.open_recorder(self.deps, observed, config=NAME)
         self.undo()
 
     def _reset(self) -> None:
@@ -275,7 +275,7 @@ class _Course:
         if self.deps.reset is None:
             raise _NotTriedError("no program that resets GPUs")
         try:
-            record = functools.partial(change_journal.record_persistence, self.journal)
+            record = functools.partial(change_recorder.record_persistence, self.recorder)
             self.deps.reset.reset([self.gpu], record, is_repair=True)
         except errors.HostError as error:
             if error.reason in _CANNOT_RESET:
@@ -288,10 +288,10 @@ class _Course:
     def undo(self) -> None:
         """Restore the GPU from the journal; VERIFY_FAILED: it is not as before."""
         # Without a journal a mode may still be pending.
-        before = self.journal.entries.gpus.snapshot or (
+        before = self.recorder.journal.gpus.snapshot or (
             dataclasses.replace(self.initial, created=()),
         )
-        local.new_transaction(self.deps, self.journal).roll_back(before, requires_idle=True)
+        local.new_transaction(self.deps, self.recorder).roll_back(before, requires_idle=True)
         self.observed = self.deps.gpus.observe()
         if _shape(self.gpu.snapshot) != _shape(self.initial):
             raise errors.HardwareError(

@@ -212,7 +212,7 @@ class Journal:
         )
 
 
-class Entries(TypedDict, total=False):
+class Fields(TypedDict, total=False):
     """New values of a journal's fields; fields that it lacks stay."""
 
     config: str

@@ -37,7 +37,7 @@ def new_drain(
         rights=drain_scope.WaitOnly("none") if is_passive else drain_scope.Evict(),
     )
     attempt = agents.new_attempt(rig, limits, request or fakes.FakeRequest(rig.clock), **overrides)
-    return drain.Drain.begin(attempt, scope)
+    return drain.Drain.start_or_continue(attempt, scope)
 
 
 def usage_of(rig: NodeRig) -> gpu_use.Usage:

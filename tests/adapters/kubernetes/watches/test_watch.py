@@ -308,7 +308,7 @@ def test_a_drain_ends_soon_after_its_pod_is_gone_even_if_the_watch_breaks(
         workloads=workloads,
     )
     scope = drain_scope.DrainScope(affected=destroyed, rights=drain_scope.Evict())
-    node_drain = drain.Drain.begin(attempt, scope)
+    node_drain = drain.Drain.start_or_continue(attempt, scope)
     node_drain.run(usage)
     assert node_drain.evictions.evicted == 1
     # At the latest when the last list is too old to trust a silent watch.

@@ -1,7 +1,7 @@
-"""The journal of a run, which is its undo stack.
+"""Record a run on the Node: its journal, which is the undo stack, and its status.
 
-Every entry is written with the action that it describes, or before it. The next agent finds the
-journal on the Node, and resumes or undoes with the same code. The end of a run
+Every entry of the journal is written with the action that it describes, or before it. The next
+agent finds the journal on the Node, and resumes or undoes with the same code. The end of a run
 
 - undoes the entries of the Node, in its patch; the plugin's config stays after a success, and the
   taint if a drain is retried;
@@ -28,18 +28,18 @@ class PhaseStart:
     """A phase's message and journal; taint and labels of the node follow from the entries."""
 
     message: str
-    entries: journals.Journal
+    journal: journals.Journal
 
 
-class RunJournal:
-    """Implements ``change_journal.ChangeJournal``: what one run publishes on the Node.
+class RunRecorder:
+    """Writes the journal, the status and the record of the request of one run to the Node.
 
-    This is the journal, the status and the record of the request. They change with the Node's
+    Implements ``change_recorder.ChangeRecorder``. All three change with the Node's
     taint and labels, so the same patch writes them.
 
-    - ``set_entries``, ``set_status``, ``set_record`` change one of them; the next patch writes it.
+    - ``set_journal``, ``set_status``, ``set_record`` change one of them; the next patch writes it.
     - ``publish`` writes entries now, and ``announce`` without waiting for the API.
-    - ``enter``, ``enter_for_view``, ``begin`` and ``begin_rollback`` publish a new phase.
+    - ``enter``, ``enter_for_view``, ``begin_execution``, ``begin_rollback`` publish a new phase.
     - ``finish`` and ``abandon`` end the run, and undo its entries.
 
     Raises:
@@ -53,8 +53,8 @@ class RunJournal:
         publisher: publish.Publisher,
         first: run_status.RunStatus,
         *,
-        entries: journals.Journal,
-        take_over_entries: Callable[[], journals.Journal],
+        journal: journals.Journal,
+        take_over_journal: Callable[[], journals.Journal],
         record: requests.RequestRecord,
         startup_taints: frozenset[str] = frozenset(),
         retry_after_s: float = 0.0,
@@ -66,12 +66,12 @@ class RunJournal:
         self._began = self._phase_began = deps.clock.monotonic()
         self._startup_taints = startup_taints
         self._retry_after_s = retry_after_s
-        self._take_over_entries = take_over_entries
+        self._take_over_journal = take_over_journal
         """Resumes GPU clients that no journal lists; returns the entries of earlier runs as the
         Node has them now."""
-        self._may_write_entries = False
-        """Whether this run has the node's lock and the Node's entries, which it then undoes."""
-        self.entries = entries
+        self._may_write_journal = False
+        """Whether this run has the node's lock and the Node's journal, whose entries it undoes."""
+        self.journal = journal
         self.record = record
         """The request and its results, for later runs."""
         self.has_begun_rollback = False
@@ -84,25 +84,25 @@ class RunJournal:
         nor writes them.
         """
         # Even without entries: another agent may have begun a change and been killed since.
-        if not self._may_write_entries:
-            self.entries = self._take_over_entries()
-            self._may_write_entries = True
+        if not self._may_write_journal:
+            self.journal = self._take_over_journal()
+            self._may_write_journal = True
 
-    def set_entries(self, **entries: Unpack[journals.Entries]) -> None:
+    def set_journal(self, **fields: Unpack[journals.Fields]) -> None:
         """Change entries; the next patch writes them."""
-        self.entries = dataclasses.replace(self.entries, **entries)
+        self.journal = dataclasses.replace(self.journal, **fields)
 
-    def announce(self, **entries: Unpack[journals.Entries]) -> None:
+    def announce(self, **fields: Unpack[journals.Fields]) -> None:
         """Change entries, and publish them without waiting for the API."""
-        self.set_entries(**entries)
-        self._publisher.announce(self._journal_patch(self.entries))
+        self.set_journal(**fields)
+        self._publisher.announce(self._journal_patch(self.journal))
         self._save_on_host()
 
-    def publish(self, **entries: Unpack[journals.Entries]) -> None:
+    def publish(self, **fields: Unpack[journals.Fields]) -> None:
         """Change entries, and publish them."""
-        after = dataclasses.replace(self.entries, **entries)
+        after = dataclasses.replace(self.journal, **fields)
         self._publisher.patch(self._journal_patch(after))
-        self.entries = after
+        self.journal = after
         self._save_on_host()
 
     def set_status(self, **fields: Unpack[run_status.Fields]) -> None:
@@ -121,13 +121,13 @@ class RunJournal:
         ``decide`` returns them, and is called again if another program wrote to the Node
         meanwhile. Returns the version that was patched.
         """
-        before = after = self.entries
+        before = after = self.journal
         message: str | None = None
 
         def patch(view: node_object.NodeView) -> node_object.NodePatch:
             nonlocal after, message
             start = decide(view)
-            after, message = start.entries, start.message
+            after, message = start.journal, start.message
             status = self.status.in_phase(phase, message)
             record = self.record.with_status(status, self._deps.boot_id)
             shown = node_patches.of_run(status, record, self._deps.boot_id)
@@ -144,34 +144,34 @@ class RunJournal:
                     has_hold_taint=before.node.has_hold_taint or after.node.has_hold_taint,
                     paused_labels={**after.node.paused_labels, **before.node.paused_labels},
                 )
-                self.entries = dataclasses.replace(after, node=node)
+                self.journal = dataclasses.replace(after, node=node)
             raise
         finally:
             # Also after an error: it then counts as one of the new phase.
             if message is not None:
                 self._set_phase(phase, message)
-        self.entries = after
+        self.journal = after
         self._copy_to_host_and_condition()
         return view
 
-    def enter(self, phase: model.Phase, message: str, **entries: Unpack[journals.Entries]) -> None:
+    def enter(self, phase: model.Phase, message: str, **fields: Unpack[journals.Fields]) -> None:
         """Publish a new phase, with new entries if there are any."""
-        if entries:
-            after = dataclasses.replace(self.entries, **entries)
-            start = PhaseStart(message=message, entries=after)
+        if fields:
+            after = dataclasses.replace(self.journal, **fields)
+            start = PhaseStart(message=message, journal=after)
             self.enter_for_view(phase, lambda _view: start)
             return
         self._count_phase()
         self._set_phase(phase, message)
-        self._publisher.patch(self._run_patch().merge(self._journal_patch(self.entries)))
+        self._publisher.patch(self._run_patch().merge(self._journal_patch(self.journal)))
         self._copy_to_host_and_condition()
 
-    def begin(self, before: model.Snapshots, plan: steps.Plan) -> None:
+    def begin_execution(self, before: model.Snapshots, plan: steps.Plan) -> None:
         """Record the snapshot for a rollback, which removes the label of the applied layout."""
         resets = sum(gpu.needs_reset for gpu in plan.gpus)
         with_resets = f", with {messages.count(resets, 'reset')}" if resets else ""
         message = f"running {len(plan.steps)} steps on the GPUs{with_resets}"
-        gpus = self.entries.gpus.with_snapshot(before)
+        gpus = self.journal.gpus.with_snapshot(before)
         self.enter(model.Phase.EXECUTE, message, is_draining=False, gpus=gpus)
 
     def begin_rollback(self) -> None:
@@ -193,8 +193,8 @@ class RunJournal:
         is_success = outcome.state is model.State.SUCCESS
         if is_success:
             # The entry belongs to the layout that is now active.
-            self.set_entries(node=dataclasses.replace(self.entries.node, plugin_config=None))
-        kept = self._entries_to_keep(self._end_of(outcome.reason))
+            self.set_journal(node=dataclasses.replace(self.journal.node, plugin_config=None))
+        kept = self._journal_to_keep(self._end_of(outcome.reason))
         self._count_phase()
         self._set_status(outcome.status_after(self.status, self._deps.clock, self._retry_after_s))
         labels: dict[str, str | None] = {}
@@ -219,9 +219,9 @@ class RunJournal:
 
         ``is_retried`` says that a run for the same layout follows, which continues a drain.
         """
-        goes_on = is_retried and self.entries.is_draining
+        goes_on = is_retried and self.journal.is_draining
         end = node_entries.RunEnd.DRAIN_RETRIED if goes_on else node_entries.RunEnd.RESTORED
-        kept = self._entries_to_keep(end)
+        kept = self._journal_to_keep(end)
         self._count_phase()
         boot_id = self._deps.boot_id
         request = node_patches.of_request(self.record, self.status.gpus, boot_id)
@@ -231,7 +231,7 @@ class RunJournal:
     def _undo_all_except(self, kept: journals.Journal, shown: node_object.NodePatch) -> None:
         """Undo all entries except the kept ones, in one patch with what is ``shown``."""
         self._publisher.update(lambda view: self._patch_to(kept, view).merge(shown))
-        self.entries = kept
+        self.journal = kept
 
     def _count_phase(self) -> None:
         """Count the duration of the current phase."""
@@ -249,29 +249,29 @@ class RunJournal:
 
     def _end_of(self, reason: reasons.Reason) -> node_entries.RunEnd:
         """Return how a run ends with an outcome of this reason."""
-        if self.entries.is_draining and reason.is_transient:
+        if self.journal.is_draining and reason.is_transient:
             return node_entries.RunEnd.DRAIN_RETRIED
         is_interrupted = reason is reasons.Reason.INTERRUPTED
         return node_entries.RunEnd.INTERRUPTED if is_interrupted else node_entries.RunEnd.RESTORED
 
-    def _entries_to_keep(self, end: node_entries.RunEnd) -> journals.Journal:
+    def _journal_to_keep(self, end: node_entries.RunEnd) -> journals.Journal:
         """Return the entries that stay at an end of the run: all if they are another process'."""
-        return self.entries.remaining(end) if self._may_write_entries else self.entries
+        return self.journal.remaining(end) if self._may_write_journal else self.journal
 
     def _patch_to(
         self, after: journals.Journal, view: node_object.NodeView
     ) -> node_object.NodePatch:
         """Return the new entries, and what changes on the node with them."""
-        if not self._may_write_entries:
+        if not self._may_write_journal:
             return node_object.NodePatch()
-        changed = journals.patch_between(self.entries, after, view)
+        changed = journals.patch_between(self.journal, after, view)
         return changed.merge(node_patches.of_journal(after))
 
-    def _journal_patch(self, entries: journals.Journal) -> node_object.NodePatch:
+    def _journal_patch(self, journal: journals.Journal) -> node_object.NodePatch:
         """Return the patch with the entries: nothing if they are another process'."""
-        if not self._may_write_entries:
+        if not self._may_write_journal:
             return node_object.NodePatch()
-        return node_patches.of_journal(entries)
+        return node_patches.of_journal(journal)
 
     def _run_patch(self) -> node_object.NodePatch:
         return node_patches.of_run(self.status, self.record, self._deps.boot_id)
@@ -283,5 +283,5 @@ class RunJournal:
         self._deps.telemetry.state_published(self.status.state)
 
     def _save_on_host(self) -> None:
-        if self._may_write_entries:
-            self._publisher.save_on_host(self.record, self.entries)
+        if self._may_write_journal:
+            self._publisher.save_on_host(self.record, self.journal)

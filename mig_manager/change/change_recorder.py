@@ -1,4 +1,4 @@
-"""The journal of a change, which outlives a killed process and lists what to undo."""
+"""The port that records a change in its journal, for the run after a kill."""
 
 import dataclasses
 from collections.abc import Collection
@@ -8,14 +8,14 @@ from mig_manager.core import model, steps
 from mig_manager.core.records import journals, run_status
 
 
-class ChangeJournal(Protocol):
-    """A journal in a file or on the Node."""
+class ChangeRecorder(Protocol):
+    """Writes the journal of a change to a file or to the Node."""
 
     @property
-    def entries(self) -> journals.Journal:
-        """The entries as they are now."""
+    def journal(self) -> journals.Journal:
+        """The journal as it is now."""
 
-    def begin(self, before: model.Snapshots, plan: steps.Plan) -> object:
+    def begin_execution(self, before: model.Snapshots, plan: steps.Plan) -> object:
         """Write the snapshot that a rollback restores, before a plan is executed.
 
         Called again when a later plan of the same change affects more.
@@ -30,20 +30,20 @@ class ChangeJournal(Protocol):
     def set_status(self, **fields: Unpack[run_status.Fields]) -> object:
         """Change fields of the status; the next patch publishes them, and a file has no status."""
 
-    def set_entries(self, **entries: Unpack[journals.Entries]) -> object:
+    def set_journal(self, **fields: Unpack[journals.Fields]) -> object:
         """Change entries; a file is written at once, and the Node with its next patch.
 
         Raises:
             MigManagerError: A snapshot that must be kept cannot be written.
         """
 
-    def announce(self, **entries: Unpack[journals.Entries]) -> object:
+    def announce(self, **fields: Unpack[journals.Fields]) -> object:
         """Change entries and write them now; must not raise ``MigManagerError``."""
 
 
-def record_persistence(journal: ChangeJournal, uuids: Collection[str], *, is_on: bool) -> None:
+def record_persistence(recorder: ChangeRecorder, uuids: Collection[str], *, is_on: bool) -> None:
     """Record that the persistence mode of GPUs will be switched off, or is on again."""
-    gpus = journal.entries.gpus
+    gpus = recorder.journal.gpus
     others = [uuid for uuid in gpus.persistent_gpus if uuid not in uuids]
     switched_off = (*others, *(() if is_on else uuids))
-    journal.announce(gpus=dataclasses.replace(gpus, persistent_gpus=switched_off))
+    recorder.announce(gpus=dataclasses.replace(gpus, persistent_gpus=switched_off))
