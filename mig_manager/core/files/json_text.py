@@ -40,6 +40,13 @@ def strings(value: object) -> dict[str, str]:
     return {key: string(value, key) for key in value}
 
 
+def string_list(value: object) -> list[str]:
+    """Return a list of strings; ValueError if it is anything else."""
+    if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
+        raise ValueError("not a JSON list of strings")
+    return value
+
+
 @contextlib.contextmanager
 def decoding(what: str) -> Iterator[None]:
     """Turn the exceptions from values of wrong types into a ValueError: not ``what``."""

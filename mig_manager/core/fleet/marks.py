@@ -37,8 +37,8 @@ def parse(text: str | None) -> Mark | None:
         data = json_text.parse_object(text or "")
         before = data["before"]
         return Mark(
-            layout=str(data["layout"]),
-            before=None if before is None else str(before),
+            layout=json_text.string(data, "layout"),
+            before=None if before is None else json_text.string(data, "before"),
             is_undone=data.get("undone") is True,
             failed_at=timestamps.parse(data.get("failedAt")),
             started_at=timestamps.parse(data.get("startedAt")),

@@ -73,7 +73,7 @@ def from_json(text: str) -> NodeUse:
         if at is None:
             raise ValueError("'at' is missing or not a time")
         in_use = {
-            messages.printable(str(row["uuid"])): frozenset(
+            messages.printable(json_text.string(row, "uuid")): frozenset(
                 model.Placement(int(start), int(size))
                 for start, size in row["inUse"][:_MAX_LISTED]
             )

@@ -41,9 +41,7 @@ class HostEntries:
     @staticmethod
     def from_data(data: Mapping[str, Any]) -> "HostEntries":
         """Parse the members of the journal's JSON; ValueError if one is invalid."""
-        services = data.get("hostServices", [])
-        if not isinstance(services, list) or not all(isinstance(each, str) for each in services):
-            raise ValueError("hostServices is not a list of names")
+        services = json_text.string_list(data.get("hostServices", []))
         if len(services) > _MAX_SERVICES:
             raise ValueError(f"hostServices has {len(services)} names")
         return HostEntries(
@@ -81,14 +79,14 @@ class GpuEntries:
     @staticmethod
     def from_data(data: Mapping[str, Any]) -> "GpuEntries":
         """Parse the members of the journal's JSON; ValueError if one is invalid."""
-        uuids = data.get("persistentGpus", [])
-        if not isinstance(uuids, list) or len(uuids) > _MAX_GPUS:
-            raise ValueError("persistentGpus is not a list of GPUs")
+        uuids = json_text.string_list(data.get("persistentGpus", []))
+        if len(uuids) > _MAX_GPUS:
+            raise ValueError(f"persistentGpus has {len(uuids)} UUIDs")
         return GpuEntries(
             snapshot=snapshot_codec.from_data(data.get("snapshot", [])),
             has_stale_files=data.get("staleFiles") is True,
             # Only UUIDs of observed GPUs have an effect, so other texts are harmless.
-            persistent_gpus=tuple(map(str, uuids)),
+            persistent_gpus=tuple(uuids),
         )
 
 

@@ -293,9 +293,9 @@ class RequestRecord:
                 may_evict=data["mayEvict"] is True,
                 verified=None if verified is None else Verified.from_data(verified),
                 goals=json_text.strings(data.get("goals", {})),
-                rebooted_hash=None if rebooted is None else str(rebooted),
+                rebooted_hash=None if rebooted is None else json_text.string(data, "rebootedHash"),
                 rebooted_from=json_text.string(data, "rebootedFrom", ""),
-                awaited=frozenset(map(str, data.get("awaited", ()))),
+                awaited=frozenset(json_text.string_list(data.get("awaited", []))),
                 applied=None
                 if applied is None
                 else applied_gpus.GpuFingerprints.from_data(applied),

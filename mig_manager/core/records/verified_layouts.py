@@ -60,7 +60,7 @@ class VerifiedLayout:
             boot_id=json_text.string(data, "bootId", ""),
             snapshot=snapshot_codec.from_data(data.get("snapshot")),
             gpus=gpus,
-            covered=tuple(map(str, covered)),
+            covered=tuple(json_text.string_list(covered)),
             # Only named to people.
             earlier={str(uuid): str(name) for uuid, name in earlier.items()}
             if isinstance(earlier, dict)

@@ -104,6 +104,7 @@ MALFORMED: dict[Callable[[str], object], tuple[str, ...]] = {
     verified_layouts.VerifiedLayout.from_json: (
         '{"version": 1}',
         '{"version": 1, "snapshot": [], "covered": [], "bootId": null}',
+        '{"version": 1, "snapshot": [], "covered": [null]}',
     ),
     journals.Journal.from_json: (
         '{"version": 1}',
@@ -123,6 +124,7 @@ MALFORMED: dict[Callable[[str], object], tuple[str, ...]] = {
             snapshot_with(created=[row])
             for row in ([], ["1g.5gb"], ["1g.5gb", 0, 1, 0], ["x", 0, 1], 3)
         ),
+        *(journal_with(**{key: [None]}) for key in ("hostServices", "persistentGpus")),
         journal_with(pluginConfig=3),
         journal_with(pluginConfig={}),
         journal_with(pluginConfig={"before": 1, "now": "a"}),
@@ -134,6 +136,8 @@ MALFORMED: dict[Callable[[str], object], tuple[str, ...]] = {
         request_with(origin="another"),
         *(request_with(**{key: None}) for key in ("config", "annotationHash", "rebootedFrom")),
         request_with(goals={"GPU-1": None}),
+        *(request_with(awaited=each) for each in (None, [None], "nvidia.com/gpu.deploy.dcgm")),
+        request_with(rebootedHash=1),
         request_with(verified={"configHash": None, "owners": True}),
         request_with(failedChanges=FAILED.to_data() | {"bootId": None}),
         request_with(verified=1),
@@ -151,6 +155,7 @@ MALFORMED: dict[Callable[[str], object], tuple[str, ...]] = {
         use_with({}, gpus=[], at="noon"),
         use_with({}, gpus={}),
         use_with({"uuid": "U"}),
+        use_with({"uuid": None, "inUse": []}),
         use_with({"uuid": "U", "inUse": [[1]]}),
         use_with({"uuid": "U", "inUse": [["a", 1]]}),
         use_with({"uuid": "U", "inUse": [[float("inf"), 1]]}),
@@ -188,7 +193,8 @@ def test_a_malformed_mark_or_list_of_layouts_is_ignored(text: str) -> None:
     node = fleet_nodes.FleetNode(view=view, is_ready=True)
     assert node.listed is layout_list.UNKNOWN
     assert marks.parse(text) is None
-    assert marks.parse('{"layout": 1}') is None
+    for mark in ({"layout": "a"}, {"layout": None, "before": "a"}, {"layout": "a", "before": 1}):
+        assert marks.parse(json.dumps(mark)) is None
 
 
 def test_status_annotation_has_layout_reason_and_devices() -> None:
