@@ -73,7 +73,7 @@ STRICT_NAMES = {
     *("own", "seen", "taken"),
 }
 """The same outside of ``_JSON_KEYS``, where also no function is a single participle."""
-_JSON_KEYS = "mig_manager/core/answers.py"
+_JSON_KEYS = "mig_manager/core/answers/check_answers.py"
 _HIDES = "another name: this one is a function, class or import of the module"
 _FIELD_RULE = "a phrase that fits: comment, lower case, no full stop; otherwise: docstring"
 _ERROR_RULE = "a section 'Raises:', or '; HostError if it fails' at the end of the first line"

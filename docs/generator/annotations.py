@@ -5,7 +5,7 @@ The product writes these texts row by row, so that they are short. Tests compare
 
 from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
-from mig_manager.core.answers import MigMode, Phase, Reason, State
+from mig_manager.core.answers.values import MigMode, Phase, Reason, State
 
 Span = Annotated[list[int], tuple[int, int]]  # start and size, in memory slices
 _ComputeRow = Annotated[list[Any], tuple[str], tuple[str, int, int]]

@@ -9,6 +9,7 @@ import enum
 import importlib
 import inspect
 import json
+import pkgutil
 import re
 import sys
 import types
@@ -35,7 +36,7 @@ _PLAIN: Mapping[object, Schema] = {
     str: {"type": "string"},
     types.NoneType: {"type": "null"},
 }
-_NOT_WRITTEN = {"gpu_uuid", "profile_id", "within"}  # fields of a step, as ``gpu_answers``
+_NOT_WRITTEN = {"gpu_uuid", "profile_id", "within"}  # fields of a step, as in ``plan_answers``
 _WIDTH = 100
 
 
@@ -47,7 +48,8 @@ def files() -> Mapping[str, str]:
 def schemas() -> dict[str, Schema]:
     """Return every schema by its name: the ``kind`` of an answer, or the annotation."""
     by_name = {}
-    for module in (answers, annotations):
+    names = (each.name for each in pkgutil.iter_modules(answers.__path__, f"{answers.__name__}."))
+    for module in (*map(importlib.import_module, names), annotations):
         for name, each in inspect.getmembers(module, typing.is_typeddict):
             is_whole = "kind" in each.__annotations__ or name.endswith("Annotation")
             if is_whole and each.__module__ == module.__name__:

@@ -17,7 +17,7 @@ from mig_manager.core.planner import planner
 from mig_manager.core.records import gpu_recovery, gpu_repair, verified_layouts
 
 if TYPE_CHECKING:
-    from mig_manager.core import answers
+    from mig_manager.core.answers import plan_answers
 
 _APPLY_ONE = "Apply a layout; once verified, it is restored at the next boot."
 _APPLY_AGAIN = "Apply the layout again, or another one; see 'mig-manager status'."
@@ -44,7 +44,7 @@ class Restored:
     faults: tuple[str, ...] = ()
     """The GPUs that need recovery from a fault, with what to do, in sentences."""
 
-    def to_data(self) -> "answers.Boot":
+    def to_data(self) -> "plan_answers.Boot":
         """Return plain data for JSON and YAML."""
         return {
             "kind": "Boot",

@@ -15,7 +15,7 @@ from mig_manager.core.display import bar, tables
 from mig_manager.core.fleet import node_moments, node_reports
 
 if TYPE_CHECKING:
-    from mig_manager.core import answers
+    from mig_manager.core.answers import node_answers
 
 _MOMENTS = ("TIME", "WHAT", "MESSAGE")
 _REQUESTED, _STARTED, _RETRY = _FIRST = ("requested", "started", "retry")
@@ -48,7 +48,7 @@ class NodeHistory:
                 break
         return run.at
 
-    def to_data(self) -> "answers.NodeHistory":
+    def to_data(self) -> "node_answers.NodeHistory":
         """Return plain data for JSON and YAML."""
         since = self.applied_since
         return {

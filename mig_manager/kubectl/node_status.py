@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, cast
 
 from mig_manager.adapters import cluster_reader
 from mig_manager.cli.toolkit import gpu_text
-from mig_manager.core import gpu_answers, messages, timestamps
+from mig_manager.core import messages, timestamps
+from mig_manager.core.answers import gpu_answers
 from mig_manager.core.display import bar, picture
 from mig_manager.core.fleet import node_reports, overview
 from mig_manager.core.node import resources
 
 if TYPE_CHECKING:
-    from mig_manager.core import answers
+    from mig_manager.core.answers import node_answers
 
 _ONLY_KUBELET = "The API does not show which device a pod got; only kubelet knows."
 
@@ -43,7 +44,7 @@ class ClusterStatus:
         pods = self.pods.of(report.node.name) or ()
         return tuple(pod.key for pod in pods if pod.has_claims and not pod.is_finished)
 
-    def to_data(self) -> "answers.ClusterStatus":
+    def to_data(self) -> "node_answers.ClusterStatus":
         """Return plain data for JSON and YAML."""
         return {
             "kind": "ClusterStatus",
@@ -52,7 +53,7 @@ class ClusterStatus:
             "nodes": [self._node(report) for report in self.reports],
         }
 
-    def _node(self, report: node_reports.NodeReport) -> "answers.NodeStatus":
+    def _node(self, report: node_reports.NodeReport) -> "node_answers.NodeStatus":
         run = report.node.status
         kinds = self.kinds(report)
         gpus = report.gpus
@@ -81,7 +82,7 @@ class ClusterStatus:
             "gpus": None
             if gpus is None
             else cast(
-                "list[answers.PublishedGpu]",
+                "list[gpu_answers.PublishedGpu]",
                 gpu_answers.without_ids(list(map(gpu_answers.gpu, gpus))),
             ),
             "unreachable_gpus": None

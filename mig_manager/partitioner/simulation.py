@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from mig_manager import errors
-from mig_manager.core import answers, gpu_answers, messages, model
+from mig_manager.core import messages, model
+from mig_manager.core.answers import partitioner_answers, plan_answers
 from mig_manager.core.display import bar, picture
 from mig_manager.core.files import json_text
 from mig_manager.core.node import well_known
@@ -35,7 +36,7 @@ class NodeResult:
     node: partitioned.PartitionedNode
     change: decisions.NodeChange | None
 
-    def to_data(self) -> answers.SimulatedNode:
+    def to_data(self) -> partitioner_answers.SimulatedNode:
         """Return plain data for JSON and YAML."""
         change = self.change
         return {
@@ -44,7 +45,7 @@ class NodeResult:
             "why": change.why if change else None,
             "pods": [pod.key for pod in change.pods] if change else [],
             "layout": change.layout if change else None,
-            "steps": [gpu_answers.plan(gpu) for gpu in change.plan.gpus] if change else [],
+            "steps": [plan_answers.plan(gpu) for gpu in change.plan.gpus] if change else [],
         }
 
 
@@ -56,7 +57,7 @@ class DecisionReport:
     decision: decisions.PartitioningDecision
     others: int  # nodes that are not opted in
 
-    def to_data(self) -> answers.Simulation:
+    def to_data(self) -> partitioner_answers.Simulation:
         """Return plain data for JSON and YAML."""
         decision = self.decision
         return {

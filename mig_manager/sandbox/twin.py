@@ -19,14 +19,14 @@ from mig_manager.sandbox.driver import (
 )
 
 if TYPE_CHECKING:
-    from mig_manager.core import answers
+    from mig_manager.core.answers import captures
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Twin:
     """The answers of the simulated driver."""
 
-    gpus: "tuple[answers.CapturedGpu | None, ...]"
+    gpus: "tuple[captures.CapturedGpu | None, ...]"
     """The expected capture of each GPU; None: no product is like it, or it cannot be simulated."""
     library: dict[str, list[str]]  # the answers of functions that concern no GPU
     products: tuple[hardware.Product | None, ...]
@@ -42,7 +42,7 @@ class Twin:
         )
 
 
-def of(captured: "Sequence[answers.CapturedGpu]", *, timeout_s: float) -> Twin:
+def of(captured: "Sequence[captures.CapturedGpu]", *, timeout_s: float) -> Twin:
     """Survey simulated GPUs of the same products, in the same MIG modes.
 
     Raises:
@@ -62,7 +62,7 @@ def of(captured: "Sequence[answers.CapturedGpu]", *, timeout_s: float) -> Twin:
     survey = _survey(
         simulated, [captured[number] for number, _ in simulatable], timeout_s=timeout_s
     )
-    gpus: list[answers.CapturedGpu | None] = [None] * len(captured)
+    gpus: list[captures.CapturedGpu | None] = [None] * len(captured)
     if simulatable:
         for (number, product), gpu in zip(simulatable, surveys.capture(survey), strict=True):
             rows = {row.enum_index: row.compute for row in product.profiles}
@@ -72,7 +72,7 @@ def of(captured: "Sequence[answers.CapturedGpu]", *, timeout_s: float) -> Twin:
 
 def _survey(
     products: Sequence[hardware.Product],
-    captured: "Sequence[answers.CapturedGpu]",
+    captured: "Sequence[captures.CapturedGpu]",
     *,
     timeout_s: float,
 ) -> surveys.Survey:
@@ -87,7 +87,7 @@ def _survey(
 
 
 def _in_modes(
-    node: states.MachineState, captured: "Iterable[answers.CapturedGpu]"
+    node: states.MachineState, captured: "Iterable[captures.CapturedGpu]"
 ) -> states.MachineState:
     on = model.MigMode.ENABLED.value
     for index, gpu in enumerate(captured):

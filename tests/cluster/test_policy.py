@@ -12,7 +12,7 @@ import pytest
 from mig_manager import errors
 from mig_manager.adapters import host
 from mig_manager.adapters.kubernetes import api, kube_node
-from mig_manager.core import answers
+from mig_manager.cli.doctor import doctor_report
 from mig_manager.core.node import node_object, well_known
 from mig_manager.core.records import gpu_recovery, readiness
 from mig_manager.sandbox import advertising_gpus
@@ -475,7 +475,7 @@ def test_doctor_reports_whether_a_policy_confines_the_account(
     real_cluster: clusters.EnvtestCluster,
     tmp_path: pathlib.Path,
     account: clusters.Account | None,
-    verdict: answers.CheckResult,
+    verdict: doctor_report.CheckResult,
 ) -> None:
     path = tmp_path / "kubeconfig"
     if account is None:

@@ -3,9 +3,8 @@
 import pytest
 
 from mig_manager.cli import registry
-from mig_manager.cli.doctor import doctor_facts, doctor_settings, examination
+from mig_manager.cli.doctor import doctor_facts, doctor_report, doctor_settings, examination
 from mig_manager.cli.toolkit import parser
-from mig_manager.core import answers
 
 pytestmark = pytest.mark.gpu
 
@@ -20,8 +19,8 @@ def test_doctor_checks_every_gpu_without_an_internal_error() -> None:
     )
 
     findings = dict(report.findings)
-    if findings["driver"].verdict is answers.CheckResult.FAIL:
+    if findings["driver"].verdict is doctor_report.CheckResult.FAIL:
         pytest.skip(f"no NVIDIA driver here: {findings['driver'].text}")
     assert set(findings) == {check.name for check in examination.CHECKS}
     assert not [each for _, each in report.findings if "the check failed" in each.text]
-    assert findings["gpu-processes"].verdict is not answers.CheckResult.SKIPPED
+    assert findings["gpu-processes"].verdict is not doctor_report.CheckResult.SKIPPED

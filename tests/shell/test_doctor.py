@@ -9,7 +9,7 @@ import pytest
 from mig_manager.adapters import host
 from mig_manager.adapters.host import lock_file
 from mig_manager.cli.doctor import doctor_facts, doctor_report, examination
-from mig_manager.core import answers, model
+from mig_manager.core import model
 from mig_manager.core.records import journals, verified_layouts
 from mig_manager.sandbox.driver import states
 from testkit import nvml_faults
@@ -93,7 +93,7 @@ def test_a_driver_that_fails_hides_no_other_finding(
     ],
 )
 def test_a_file_that_apply_could_not_write_is_a_warning(
-    doctor: DoctorRig, tmp_path: pathlib.Path, subfolder: str, of_lock: answers.CheckResult
+    doctor: DoctorRig, tmp_path: pathlib.Path, subfolder: str, of_lock: doctor_report.CheckResult
 ) -> None:
     folder = tmp_path / "closed"
     folder.mkdir()
@@ -193,7 +193,7 @@ def test_a_driver_without_recovery_actions_is_not_reported(doctor: DoctorRig) ->
     ],
 )
 def test_gpus_of_a_virtual_machine_are_explained(
-    doctor: DoctorRig, how: model.Virtualization, verdict: answers.CheckResult, words: str
+    doctor: DoctorRig, how: model.Virtualization, verdict: doctor_report.CheckResult, words: str
 ) -> None:
     result = doctor.create(virtualization=how).examine()
 
@@ -232,7 +232,7 @@ def status_file(proc: proc_tree.ProcTree, *, user: int, rights_hex: str) -> None
     ],
 )
 def test_no_right_is_missing_where_the_toolkit_creates_device_nodes(
-    doctor: DoctorRig, proc: proc_tree.ProcTree, mounted: str, verdict: answers.CheckResult
+    doctor: DoctorRig, proc: proc_tree.ProcTree, mounted: str, verdict: doctor_report.CheckResult
 ) -> None:
     # As the unprivileged pod has them: SYS_ADMIN alone.
     status_file(proc, user=0, rights_hex="0000000000200000")
@@ -279,7 +279,7 @@ def modules(proc: proc_tree.ProcTree, **users: int) -> None:
     ("product", "verdict"), [("A100-SXM4-40GB", WARN), ("H100-SXM5-80GB", OK)]
 )
 def test_modules_and_programs_that_may_prevent_a_reset_are_named(
-    doctor: DoctorRig, proc: proc_tree.ProcTree, product: str, verdict: answers.CheckResult
+    doctor: DoctorRig, proc: proc_tree.ProcTree, product: str, verdict: doctor_report.CheckResult
 ) -> None:
     modules(proc, nvidia=3, nvidia_uvm=0, nvidia_drm=2, ext4=1)
     proc.add(5, "/dev/nvidia0", name="nvidia-persiste")

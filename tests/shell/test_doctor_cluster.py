@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 import pytest
 import yaml
 
-from mig_manager.core import answers
+from mig_manager.cli.doctor import doctor_report
 from mig_manager.core.node import claims, pod_object, rights, well_known
 from mig_manager.core.records import journals
 from mig_manager.sandbox import stages
@@ -274,7 +274,7 @@ def test_cluster_check_derives_its_verdict_from_the_facts(
     doctor: DoctorRig,
     check: str,
     facts: Mapping[str, object],
-    verdict: answers.CheckResult,
+    verdict: doctor_report.CheckResult,
     text: str,
 ) -> None:
     result = doctor.check(check, facts)
@@ -285,7 +285,7 @@ def test_cluster_check_derives_its_verdict_from_the_facts(
 
 @pytest.mark.parametrize(("uid", "verdict"), [(MANAGER.uid, OK), ("uid-of-another", FAIL)])
 def test_the_pod_that_runs_doctor_is_not_another_manager(
-    doctor: DoctorRig, uid: str, verdict: answers.CheckResult
+    doctor: DoctorRig, uid: str, verdict: doctor_report.CheckResult
 ) -> None:
     result = doctor.check("other-managers", {"pods": (MANAGER,)}, own_pod_uid=uid)
 

@@ -4,7 +4,8 @@ import pathlib
 
 import pytest
 
-from mig_manager.core import gpu_answers, gpu_processes
+from mig_manager.core import gpu_processes
+from mig_manager.core.answers import gpu_answers
 from mig_manager.sandbox.driver import simulated_nvml, states
 from testkit import nvml_faults
 from tests.kit.shell import commandline

@@ -15,7 +15,7 @@ from mig_manager.core.display import bar
 from mig_manager.sandbox import node_spec, twin
 
 if TYPE_CHECKING:
-    from mig_manager.core import answers
+    from mig_manager.core.answers import captures
 
 _SLOWEST = 5  # functions that the summary lists
 _VERDICTS = {
@@ -41,7 +41,7 @@ def report(
     *,
     is_simulated: bool = False,
     timeout_s: float,
-) -> "answers.Acceptance":
+) -> "captures.Acceptance":
     """Compare surveyed GPUs with simulated ones.
 
     Raises:
@@ -92,7 +92,7 @@ def report(
     }
 
 
-def summary(answer: "answers.Acceptance", path: pathlib.Path, style: bar.Style) -> str:
+def summary(answer: "captures.Acceptance", path: pathlib.Path, style: bar.Style) -> str:
     """Return verdict, differences and the slowest functions for people."""
     names: dict[str, int] = {}
     for gpu in answer["gpus"]:
@@ -118,7 +118,7 @@ def summary(answer: "answers.Acceptance", path: pathlib.Path, style: bar.Style) 
     return "\n".join(lines)
 
 
-def _notes(answer: "answers.Acceptance") -> list[str]:
+def _notes(answer: "captures.Acceptance") -> list[str]:
     """Return one text for each difference or fabric that several GPUs share."""
     notes = [
         (

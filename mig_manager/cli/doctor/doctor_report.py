@@ -2,26 +2,37 @@
 
 import collections
 import dataclasses
+import enum
 import functools
 from collections.abc import Mapping, Sequence
 
-from mig_manager.core import answers, messages
+from mig_manager.core import messages
+from mig_manager.core.answers import check_answers
 from mig_manager.core.display import bar, tables
+
+
+class CheckResult(enum.Enum):
+    """The result of a check of a node."""
+
+    OK = "ok"
+    WARN = "warn"  # works now, but may fail later
+    FAIL = "fail"
+    SKIPPED = "skipped"  # not checked; the finding says why
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Finding:
     """One result of a check."""
 
-    verdict: answers.CheckResult
+    verdict: CheckResult
     text: str  # one sentence or less
     remedy: str = ""  # what to do; empty if nothing is wrong, or if the check's own remedy applies
 
 
-ok = functools.partial(Finding, answers.CheckResult.OK)
-warn = functools.partial(Finding, answers.CheckResult.WARN)
-fail = functools.partial(Finding, answers.CheckResult.FAIL)
-skipped = functools.partial(Finding, answers.CheckResult.SKIPPED)
+ok = functools.partial(Finding, CheckResult.OK)
+warn = functools.partial(Finding, CheckResult.WARN)
+fail = functools.partial(Finding, CheckResult.FAIL)
+skipped = functools.partial(Finding, CheckResult.SKIPPED)
 
 
 def persistence_off(gpus: Sequence[str]) -> Finding:
@@ -42,18 +53,18 @@ class DoctorReport:
     @property
     def is_good(self) -> bool:
         """Whether no check failed."""
-        return not self.count(answers.CheckResult.FAIL)
+        return not self.count(CheckResult.FAIL)
 
-    def count(self, verdict: answers.CheckResult) -> int:
+    def count(self, verdict: CheckResult) -> int:
         """Return how many findings have this verdict."""
         return sum(finding.verdict is verdict for _, finding in self.findings)
 
-    def to_data(self) -> answers.Doctor:
+    def to_data(self) -> check_answers.Doctor:
         """Return plain data for JSON and YAML."""
         return {
             "kind": "Doctor",
             "is_good": self.is_good,
-            "counts": {verdict.value: self.count(verdict) for verdict in answers.CheckResult},
+            "counts": {verdict.value: self.count(verdict) for verdict in CheckResult},
             "findings": [
                 {
                     "check": check,
@@ -66,11 +77,11 @@ class DoctorReport:
         }
 
 
-_TONES: Mapping[answers.CheckResult, bar.Tone] = {
-    answers.CheckResult.OK: bar.Tone.GOOD,
-    answers.CheckResult.WARN: bar.Tone.WARN,
-    answers.CheckResult.FAIL: bar.Tone.BAD,
-    answers.CheckResult.SKIPPED: bar.Tone.FAINT,
+_TONES: Mapping[CheckResult, bar.Tone] = {
+    CheckResult.OK: bar.Tone.GOOD,
+    CheckResult.WARN: bar.Tone.WARN,
+    CheckResult.FAIL: bar.Tone.BAD,
+    CheckResult.SKIPPED: bar.Tone.FAINT,
 }
 
 
@@ -79,7 +90,7 @@ def table(report: DoctorReport, *, style: bar.Style) -> str:
     rows: list[tables.Row] = []
     skipped: dict[str, list[str]] = collections.defaultdict(list)
     for check, finding in report.findings:
-        if finding.verdict is answers.CheckResult.SKIPPED:
+        if finding.verdict is CheckResult.SKIPPED:
             skipped[finding.text].append(check)
             continue
         # Names from the API and from processes must not control the terminal.
@@ -90,10 +101,8 @@ def table(report: DoctorReport, *, style: bar.Style) -> str:
     for why, checks in skipped.items():
         name = checks[0] if len(checks) == 1 else f"{len(checks)} checks"
         text = why if len(checks) == 1 else f"{why}: {', '.join(checks)}"
-        verdict = answers.CheckResult.SKIPPED.value, _TONES[answers.CheckResult.SKIPPED]
+        verdict = CheckResult.SKIPPED.value, _TONES[CheckResult.SKIPPED]
         rows.append((name, verdict, messages.printable(text, " ")))
     lines = tables.columns(("CHECK", "VERDICT", "FOUND"), rows, style=style)
-    counts = [
-        f"{n} {verdict.value}" for verdict in answers.CheckResult if (n := report.count(verdict))
-    ]
+    counts = [f"{n} {verdict.value}" for verdict in CheckResult if (n := report.count(verdict))]
     return "\n".join([*lines, "", ", ".join(counts)])

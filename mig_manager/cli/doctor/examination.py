@@ -9,12 +9,12 @@ from mig_manager.adapters.host import call_thread
 from mig_manager.cli.doctor import cluster, machine
 from mig_manager.cli.doctor.doctor_facts import Check, Facts, NotAskedError
 from mig_manager.cli.doctor.doctor_report import (
+    CheckResult,
     DoctorReport,
     Finding,
     fail,
     skipped,
 )
-from mig_manager.core import answers
 
 CHECKS = (*machine.CHECKS, *cluster.CHECKS)  # all checks, in the order of the report
 MARGIN_S = 3.0
@@ -48,7 +48,7 @@ def examine(checks: Sequence[Check], facts: Facts, *, timeout_s: float) -> Docto
     listed = []
     for check in checks:
         for finding in findings(check):
-            is_problem = finding.verdict in (answers.CheckResult.WARN, answers.CheckResult.FAIL)
+            is_problem = finding.verdict in (CheckResult.WARN, CheckResult.FAIL)
             remedy = (finding.remedy or check.remedy) if is_problem else ""
             listed.append((check.name, dataclasses.replace(finding, remedy=remedy)))
     return DoctorReport(findings=tuple(listed))

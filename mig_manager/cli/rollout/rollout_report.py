@@ -8,7 +8,7 @@ from mig_manager.core.display import bar
 from mig_manager.core.fleet import goals, rollout
 
 if TYPE_CHECKING:
-    from mig_manager.core import answers
+    from mig_manager.core.answers import fleet_answers
 
 _MAX_ROWS = 20  # nodes in a live table, even if the terminal has room for more
 
@@ -97,7 +97,7 @@ def outcome(decision: rollout.RolloutDecision, title: str, *, style: bar.Style, 
     return "\n".join([*map(style.fit, head), *lines])
 
 
-def data(decision: rollout.RolloutDecision, goal: goals.Goal) -> "answers.Rollout":
+def data(decision: rollout.RolloutDecision, goal: goals.Goal) -> "fleet_answers.Rollout":
     """Return the outcome for JSON and YAML."""
     return {
         "kind": "Rollout",

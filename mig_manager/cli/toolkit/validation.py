@@ -11,7 +11,7 @@ from mig_manager.core.files import yaml_tree
 from mig_manager.core.layout import gpu_selectors, layouts, validate
 
 if TYPE_CHECKING:
-    from mig_manager.core import answers
+    from mig_manager.core.answers import check_answers
 
 _MAX_EXPLAINED = 12
 _MAX_COLUMNS = 16
@@ -35,7 +35,7 @@ class ValidatedFile:
         is_portable = not (self.checks_portability and self.document.extensions)
         return is_portable and not (self.fits and self.fits.misfits)
 
-    def to_data(self) -> "answers.Validation":
+    def to_data(self) -> "check_answers.Validation":
         """Return plain data for JSON and YAML."""
         return {
             "kind": "Validation",
@@ -62,7 +62,7 @@ class InvalidFile:
     error: errors.ConfigError
     is_good: bool = dataclasses.field(default=False, init=False)
 
-    def to_data(self) -> "answers.Validation":
+    def to_data(self) -> "check_answers.Validation":
         """Return plain data for JSON and YAML."""
         return {
             "kind": "Validation",

@@ -9,7 +9,7 @@ from mig_manager.core.acceptance import meanings
 from mig_manager.core.acceptance.meanings import Effect, Subject
 
 if TYPE_CHECKING:
-    from mig_manager.core import answers
+    from mig_manager.core.answers import captures
 
 
 class Verdict(enum.Enum):
@@ -31,7 +31,7 @@ _UNCOMPARED = {
 """Functions whose answers depend on instances, which the simulated GPU lacks, or on the board."""
 
 
-def verdict(differences: "Iterable[answers.Difference]") -> Verdict:
+def verdict(differences: "Iterable[captures.Difference]") -> Verdict:
     """Return the verdict for all differences."""
     effects = {each["effect"] for each in differences}
     if Effect.CHANGES.value in effects:
@@ -41,11 +41,11 @@ def verdict(differences: "Iterable[answers.Difference]") -> Verdict:
 
 def of_gpu(
     index: int,
-    actual: "answers.CapturedGpu",
-    expected: "answers.CapturedGpu | None",
+    actual: "captures.CapturedGpu",
+    expected: "captures.CapturedGpu | None",
     *,
     instance_ids: Callable[[model.Placement], frozenset[int]],
-) -> "Iterator[answers.Difference]":
+) -> "Iterator[captures.Difference]":
     """Yield the differences of a captured GPU.
 
     Args:
@@ -86,7 +86,7 @@ def of_gpu(
 
 def of_library(
     actual: Mapping[str, list[str]], expected: Mapping[str, list[str]], *, are_all_reachable: bool
-) -> "Iterator[answers.Difference]":
+) -> "Iterator[captures.Difference]":
     """Yield the differences of functions that concern no GPU, by their answers."""
     usual = meanings.WORKS if are_all_reachable else meanings.LOST
     return _functions(Comparison(None), actual, expected, usual)
@@ -94,7 +94,7 @@ def of_library(
 
 def of_faults(
     actions: Iterable[model.RecoveryAction | None],
-) -> "Iterator[answers.Difference]":
+) -> "Iterator[captures.Difference]":
     """Yield the GPUs that need recovery, from the recovery action of each."""
     none = model.RecoveryAction.NONE
     for index, action in enumerate(actions):
@@ -117,7 +117,7 @@ class Comparison:
         actual: object,
         effect: Effect | None = None,
         consequence: str = "",
-    ) -> "answers.Difference":
+    ) -> "captures.Difference":
         """Return a difference, with the usual effect of its subject unless one is given."""
         usual = meanings.USUAL.get(subject, (Effect.NONE, ""))
         return {
@@ -137,7 +137,7 @@ class Comparison:
         expected: Mapping[str, object],
         *,
         prefix: str = "",
-    ) -> "Iterator[answers.Difference]":
+    ) -> "Iterator[captures.Difference]":
         """Yield a difference for each key whose values differ."""
         for subject, what, key in rows:
             one, other = actual.get(key), expected.get(key)
@@ -146,8 +146,8 @@ class Comparison:
 
 
 def _facts(
-    comparison: Comparison, actual: "answers.CapturedGpu", expected: "answers.CapturedGpu"
-) -> "Iterator[answers.Difference]":
+    comparison: Comparison, actual: "captures.CapturedGpu", expected: "captures.CapturedGpu"
+) -> "Iterator[captures.Difference]":
     rows = (
         (Subject.NAME, "its name", "name"),
         (Subject.ARCHITECTURE, "its generation", "architecture"),
@@ -161,8 +161,8 @@ def _facts(
 
 
 def _profiles(
-    comparison: Comparison, actual: "answers.CapturedGpu", expected: "answers.CapturedGpu"
-) -> "Iterator[answers.Difference]":
+    comparison: Comparison, actual: "captures.CapturedGpu", expected: "captures.CapturedGpu"
+) -> "Iterator[captures.Difference]":
     if actual["profiles"] is None or expected["profiles"] is None:
         if actual["profiles"] is not expected["profiles"]:
             yield comparison.of(
@@ -183,8 +183,10 @@ def _profiles(
 
 
 def _profile(
-    comparison: Comparison, actual: "answers.CapturedProfile", expected: "answers.CapturedProfile"
-) -> "Iterator[answers.Difference]":
+    comparison: Comparison,
+    actual: "captures.CapturedProfile",
+    expected: "captures.CapturedProfile",
+) -> "Iterator[captures.Difference]":
     rows = (
         (Subject.PROFILE_NAME, "name", "name"),
         (Subject.PROFILE_ID, "id", "id"),
@@ -210,7 +212,7 @@ def _profile(
         yield comparison.of(Subject.COMPUTE_PROFILES, what, theirs, mine)
 
 
-def _pack(rows: "list[answers.CapturedComputeProfile]") -> str:
+def _pack(rows: "list[captures.CapturedComputeProfile]") -> str:
     """Return the profiles as text; placements are left out, as the catalogue's are inferred."""
     keys = [
         (row["id"], row["slices"], row["multiprocessors"], row["max_instances"]) for row in rows
@@ -220,10 +222,10 @@ def _pack(rows: "list[answers.CapturedComputeProfile]") -> str:
 
 def _behaviour(
     comparison: Comparison,
-    actual: "answers.CapturedGpu",
-    expected: "answers.CapturedGpu",
+    actual: "captures.CapturedGpu",
+    expected: "captures.CapturedGpu",
     instance_ids: Callable[[model.Placement], frozenset[int]],
-) -> "Iterator[answers.Difference]":
+) -> "Iterator[captures.Difference]":
     for instance in actual["instances"]:
         place = model.Placement(*map(int, instance["placement"].split(":")))
         ids = instance_ids(place)
@@ -252,7 +254,7 @@ def _functions(
     actual: Mapping[str, list[str]],
     expected: Mapping[str, list[str]],
     usual: str = meanings.WORKS,
-) -> "Iterator[answers.Difference]":
+) -> "Iterator[captures.Difference]":
     """Yield functions with other answers, with the function's consequence or the usual one."""
     for function in sorted((actual.keys() & expected.keys()) - _UNCOMPARED):
         one, other = actual[function], expected[function]

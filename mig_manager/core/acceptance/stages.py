@@ -11,7 +11,7 @@ from mig_manager.core.acceptance import differences, meanings
 from mig_manager.core.layout import generator
 
 if TYPE_CHECKING:
-    from mig_manager.core import answers
+    from mig_manager.core.answers import captures
 
 _MAX_LAYOUTS = 4  # full layouts, each in two orders
 
@@ -32,12 +32,12 @@ class AcceptanceStage:
     outcome: StageOutcome = StageOutcome.DONE
     why: str = ""  # empty: done
 
-    def to_data(self) -> "answers.CourseStage":
+    def to_data(self) -> "captures.CourseStage":
         """Return plain data for the answer."""
         return {"name": self.name, "outcome": self.outcome.value, "why": self.why}
 
 
-def failures(gpu: int, stages: Iterable[AcceptanceStage]) -> "Iterator[answers.Difference]":
+def failures(gpu: int, stages: Iterable[AcceptanceStage]) -> "Iterator[captures.Difference]":
     """Yield a difference for each stage that failed on a GPU."""
     comparison = differences.Comparison(gpu)
     for stage in stages:

@@ -15,7 +15,7 @@ from mig_manager.core import model
 from mig_manager.core.acceptance import meanings
 
 if TYPE_CHECKING:
-    from mig_manager.core import answers
+    from mig_manager.core.answers import captures
 
 SUCCESS = "SUCCESS"
 _GPU_UUID = re.compile(r"GPU-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
@@ -106,13 +106,13 @@ class Survey:
     gpus: tuple[SurveyedGpu, ...]
     calls: tuple[SurveyedCall, ...]  # that concern no GPU
 
-    def latencies(self, later: Iterable[SurveyedCall] = ()) -> "list[answers.Latency]":
+    def latencies(self, later: Iterable[SurveyedCall] = ()) -> "list[captures.Latency]":
         """Return the time of each function, also of later calls; of successful ones if any."""
         by_function: dict[str, list[SurveyedCall]] = {}
         every = (*self.calls, *(call for gpu in self.gpus for call in gpu.calls))
         for call in (*every, *later):
             by_function.setdefault(call.function, []).append(call)
-        rows: list[answers.Latency] = []
+        rows: list[captures.Latency] = []
         for function, calls in sorted(by_function.items()):
             good = [call.seconds for call in calls if call.answer == SUCCESS]
             seconds = good or [call.seconds for call in calls]
@@ -127,7 +127,7 @@ class Survey:
         return rows
 
 
-def capture(survey: Survey) -> "list[answers.CapturedGpu]":
+def capture(survey: Survey) -> "list[captures.CapturedGpu]":
     """Return the GPUs as plain data that identify no machine."""
     uuids = [each.gpu.uuid for each in survey.gpus]
     return [_capture_gpu(each, uuids) for each in survey.gpus]
@@ -148,7 +148,7 @@ def plain(text: str) -> str:
 
 def _capture_unreachable(
     gpu: model.UnreachableGpu, functions: dict[str, list[str]]
-) -> "answers.CapturedGpu":
+) -> "captures.CapturedGpu":
     return {
         "name": plain(gpu.name),
         "unreachable": gpu.reason.value,
@@ -168,7 +168,7 @@ def _capture_unreachable(
     }
 
 
-def _capture_gpu(each: SurveyedGpu, uuids: Sequence[str]) -> "answers.CapturedGpu":
+def _capture_gpu(each: SurveyedGpu, uuids: Sequence[str]) -> "captures.CapturedGpu":
     gpu = each.gpu
     if isinstance(gpu, model.UnreachableGpu):
         return _capture_unreachable(gpu, answers_of(each.calls))
@@ -209,7 +209,7 @@ def _capture_gpu(each: SurveyedGpu, uuids: Sequence[str]) -> "answers.CapturedGp
     }
 
 
-def _profile(row: model.GpuInstanceProfile, facts: ProfileFacts) -> "answers.CapturedProfile":
+def _profile(row: model.GpuInstanceProfile, facts: ProfileFacts) -> "captures.CapturedProfile":
     return {
         "name": str(row.profile),
         "enum": row.enum_index,
@@ -227,8 +227,8 @@ def _profile(row: model.GpuInstanceProfile, facts: ProfileFacts) -> "answers.Cap
 
 
 def with_compute_profiles(
-    gpu: "answers.CapturedGpu", rows: Mapping[int, Sequence[model.ComputeInstanceProfile]]
-) -> "answers.CapturedGpu":
+    gpu: "captures.CapturedGpu", rows: Mapping[int, Sequence[model.ComputeInstanceProfile]]
+) -> "captures.CapturedGpu":
     """Return a GPU with compute-instance profiles that it did not list; ``rows`` has its enums."""
     if gpu["profiles"] is None:
         return gpu
@@ -248,7 +248,7 @@ def with_compute_profiles(
 
 def _compute(
     row: model.ComputeInstanceProfile, spans: Sequence[model.Placement] | None
-) -> "answers.CapturedComputeProfile":
+) -> "captures.CapturedComputeProfile":
     return {
         "id": row.profile_id,
         "slices": row.slices,

@@ -11,14 +11,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, cast
 
 from mig_manager import errors, reasons
-from mig_manager.core import gpu_answers, messages, model, steps
+from mig_manager.core import messages, model, steps
+from mig_manager.core.answers import gpu_answers
 from mig_manager.core.display import bar
 from mig_manager.core.fleet import fleet_nodes, goals, listed_layouts
 from mig_manager.core.layout import custom_layouts, layouts, plans
 from mig_manager.core.node import clients, pod_object, resources, strategies, well_known
 
 if TYPE_CHECKING:
-    from mig_manager.core import answers
+    from mig_manager.core.answers import fleet_answers, plan_answers
 
 _OMITTED_KEYS = ("kind", "destroyed_uuids", "evicted_pods")
 """Keys of a plan to leave out: UUIDs are not published, and ``NodePlan`` has the evicted pods."""
@@ -92,7 +93,7 @@ class NodePlan:
         """Whether the plan has steps."""
         return self.planned is not None and not self.planned.is_applied
 
-    def to_data(self) -> "answers.NodePlan":
+    def to_data(self) -> "fleet_answers.NodePlan":
         """Return plain data for JSON and YAML."""
         data: Mapping[str, object] = self.planned.to_data() if self.planned else {}
         published = {key: value for key, value in data.items() if key not in _OMITTED_KEYS}
@@ -117,7 +118,7 @@ class NodePlan:
                 }
                 for loss in self.losses
             ],
-            "plan": cast("answers.PublishedPlan", gpu_answers.without_ids(published)) or None,
+            "plan": cast("plan_answers.PublishedPlan", gpu_answers.without_ids(published)) or None,
         }
 
 
@@ -140,7 +141,7 @@ class ClusterPlan:
         """The layout or undo that is previewed, as the subject of a sentence."""
         return f"Layout {self.layout} of {self.source}" if self.layout else "Undo of the rollout"
 
-    def to_data(self) -> "answers.ClusterPlan":
+    def to_data(self) -> "fleet_answers.ClusterPlan":
         """Return plain data for JSON and YAML."""
         return {
             "kind": "ClusterPlan",

@@ -5,16 +5,13 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
 
-from mig_manager.core import gpu_answers, gpu_processes, model, steps
+from mig_manager.core import gpu_processes, model, steps
+from mig_manager.core.answers import gpu_answers, plan_answers
 from mig_manager.core.files import yaml_tree
 from mig_manager.core.layout import layouts
 from mig_manager.core.node import clients, strategies
 from mig_manager.core.planner import planner, vgpus
-
-if TYPE_CHECKING:
-    from mig_manager.core import answers
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +21,7 @@ class GpuStatus:
     gpus: model.ObservedGpus
     processes: gpu_processes.Processes | None = None  # None: unknown
 
-    def to_data(self) -> "answers.Status":
+    def to_data(self) -> "gpu_answers.Status":
         """Return plain data for JSON and YAML."""
         processes = {
             uuid: [gpu_answers.process(each) for each in users]
@@ -84,7 +81,7 @@ class Planned:
         """Known pods that use devices to be destroyed."""
         return tuple(sorted({pod for uuid in self.affected for pod in self.users.get(uuid, ())}))
 
-    def to_data(self) -> "answers.Plan":
+    def to_data(self) -> "plan_answers.Plan":
         """Return plain data for JSON and YAML."""
         return {
             "kind": "Plan",
@@ -101,7 +98,7 @@ class Planned:
             "evicted_pods": list(self.evicted),
             "unserved_mig_strategies": {one.value: why for one, why in self.unserved.items()},
             "warnings": list(self.warnings),
-            "gpus": [gpu_answers.plan(gpu_plan) for gpu_plan in self.plan.gpus if gpu_plan.steps],
+            "gpus": [plan_answers.plan(gpu_plan) for gpu_plan in self.plan.gpus if gpu_plan.steps],
             "unreachable_gpus": [gpu_answers.unreachable(gpu) for gpu in self.gpus.unreachable],
         }
 
@@ -121,7 +118,7 @@ class ApplyResult:
         """Whether any plan was executed."""
         return bool(self.rounds)
 
-    def to_data(self) -> "answers.Change":
+    def to_data(self) -> "plan_answers.Change":
         """Return plain data for JSON and YAML."""
         return {
             "kind": "Change",

@@ -18,7 +18,7 @@ from mig_manager.core.node import strategies
 from mig_manager.core.planner import planner
 
 if TYPE_CHECKING:
-    from mig_manager.core import answers
+    from mig_manager.core.answers import check_answers
 
 
 _NO_MIG = "no MIG"
@@ -81,7 +81,7 @@ class Validated:
             if any(strategy in v.unserved for v in fits)
         }
 
-    def to_data(self) -> "answers.Validation":
+    def to_data(self) -> "check_answers.Validation":
         """Return plain data for JSON and YAML."""
         return {
             "kind": "Validation",

@@ -27,7 +27,7 @@ from mig_manager.core.settings import options
 from mig_manager.kubectl import cluster_command, plugin_settings
 
 if TYPE_CHECKING:
-    from mig_manager.core import answers
+    from mig_manager.core.answers import node_answers
 
 _LABELS, _RESOURCES = "label", "resources"
 
@@ -113,7 +113,7 @@ class Tags:
             # Write 0 too: from the instance type alone, the autoscaler expects whole GPUs.
             yield _RESOURCES, name, str(count)
 
-    def to_data(self) -> "answers.AutoscalerTags":
+    def to_data(self) -> "node_answers.AutoscalerTags":
         """Return plain data for JSON and YAML."""
         return {
             "kind": "AutoscalerTags",

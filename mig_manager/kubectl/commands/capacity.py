@@ -19,7 +19,7 @@ from mig_manager.core.planner import free_capacity
 from mig_manager.kubectl import cluster_command, plugin_settings
 
 if TYPE_CHECKING:
-    from mig_manager.core import answers
+    from mig_manager.core.answers import node_answers
 
 _HEAD = ("NODE", "OBSERVED", "FREE", "STRANDED", "IDLE NOW", "ROOM")
 _LEGEND = (
@@ -69,7 +69,7 @@ class GpuCapacity:
         """The GPU instances that are not in use."""
         return [gi for gi in self.gpu.gpu_instances if gi.placement not in self.in_use]
 
-    def to_data(self) -> "answers.GpuCapacity":
+    def to_data(self) -> "node_answers.GpuCapacity":
         """Return plain data for JSON and YAML."""
         return {
             "index": self.gpu.index,
@@ -124,7 +124,7 @@ class NodeCapacity:
         """Free memory slices that no instance could use."""
         return sum(each.room.stranded for each in self.gpus)
 
-    def to_data(self) -> "answers.NodeCapacity":
+    def to_data(self) -> "node_answers.NodeCapacity":
         """Return plain data for JSON and YAML."""
         return {
             "node": self.name,
@@ -154,7 +154,7 @@ class ClusterCapacity:
         gpus = tuple(gpu for node in self.nodes for gpu in node.gpus)
         return NodeCapacity(name="all", at=None, gpus=gpus)
 
-    def to_data(self) -> "answers.ClusterCapacity":
+    def to_data(self) -> "node_answers.ClusterCapacity":
         """Return plain data for JSON and YAML."""
         return {
             "kind": "ClusterCapacity",
@@ -164,7 +164,7 @@ class ClusterCapacity:
         }
 
 
-def _totals(node: NodeCapacity) -> "answers.TotalCapacity":
+def _totals(node: NodeCapacity) -> "node_answers.TotalCapacity":
     return {
         "idle_devices": _counts_by_name(node.devices),
         "idle_whole_gpus": node.whole_gpus,

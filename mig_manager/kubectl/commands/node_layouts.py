@@ -21,7 +21,7 @@ from mig_manager.core.records import run_status
 from mig_manager.kubectl import cluster_command, plugin_settings, presumed_gpus
 
 if TYPE_CHECKING:
-    from mig_manager.core import answers
+    from mig_manager.core.answers import node_answers
 
 Document = Callable[[], layouts.Document]
 
@@ -60,7 +60,7 @@ class Listed:
     is_requested: bool
     is_applied: bool
 
-    def to_data(self) -> "answers.ListedLayout":
+    def to_data(self) -> "node_answers.ListedLayout":
         """Return plain data for JSON and YAML."""
         return {
             "layout": self.entry.name,
@@ -90,7 +90,7 @@ class Layouts:
     layouts: tuple[Listed, ...]
     notes: tuple[str, ...]
 
-    def to_data(self) -> "answers.NodeLayouts":
+    def to_data(self) -> "node_answers.NodeLayouts":
         """Return plain data for JSON and YAML."""
         return {
             "kind": "NodeLayouts",

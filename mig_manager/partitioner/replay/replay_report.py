@@ -6,7 +6,8 @@ import math
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from mig_manager.core import answers, messages, timestamps
+from mig_manager.core import messages, timestamps
+from mig_manager.core.answers import partitioner_answers
 from mig_manager.core.display import bar, tables
 from mig_manager.partitioner import simulation
 from mig_manager.partitioner.replay import simulated_cluster
@@ -43,7 +44,7 @@ class Waits:
             p95_s=None if math.isinf(p95_s) else p95_s,
         )
 
-    def to_data(self) -> answers.ReplayedWaits:
+    def to_data(self) -> partitioner_answers.ReplayedWaits:
         """Return plain data for JSON and YAML."""
         return {
             "pods": self.pods,
@@ -63,7 +64,7 @@ class ReplayRow:
     by_namespace: Mapping[str, Waits]
     result: simulated_cluster.SimulationResult
 
-    def to_data(self) -> answers.ReplayRow:
+    def to_data(self) -> partitioner_answers.ReplayRow:
         """Return plain data for JSON and YAML."""
         return {
             "name": self.name,
@@ -94,7 +95,7 @@ class ReplayReport:
     ]  # the partitioner, the present layouts, what happened, then best first
     unmet: tuple[tuple[str, str], ...]  # pods that no node can serve, with the reason
 
-    def to_data(self) -> answers.Replay:
+    def to_data(self) -> partitioner_answers.Replay:
         """Return plain data for JSON and YAML."""
         return {
             "kind": "Replay",

@@ -8,17 +8,17 @@ from mig_manager.catalogue import hardware
 from mig_manager.cli import registry
 from mig_manager.cli.doctor import doctor_facts, doctor_report, doctor_settings, examination
 from mig_manager.cli.toolkit import console, parser
-from mig_manager.core import answers, model
+from mig_manager.core import model
 from mig_manager.sandbox.driver import simulated_nvml, states
 from testkit import nvml_faults
 from tests.kit.driver import gpus_in_process
 
 SPEC = "2xA100-SXM4-40GB"
 FAIL, WARN, OK, SKIPPED = (
-    answers.CheckResult.FAIL,
-    answers.CheckResult.WARN,
-    answers.CheckResult.OK,
-    answers.CheckResult.SKIPPED,
+    doctor_report.CheckResult.FAIL,
+    doctor_report.CheckResult.WARN,
+    doctor_report.CheckResult.OK,
+    doctor_report.CheckResult.SKIPPED,
 )
 
 
@@ -30,7 +30,7 @@ class Findings:
         for check, finding in report.findings:
             self.by_check.setdefault(check, []).append(finding)
 
-    def verdict(self, check: str) -> answers.CheckResult:
+    def verdict(self, check: str) -> doctor_report.CheckResult:
         worst = (FAIL, WARN, OK, SKIPPED)
         return min((f.verdict for f in self.by_check[check]), key=worst.index)
 

@@ -1,18 +1,106 @@
-"""GPUs, their processes and plans in the answers of ``-o json``; see ``answers``."""
+"""GPUs and their processes in answers, and the answer of ``status``."""
 
-import dataclasses
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import Annotated, Literal, NotRequired, TypedDict
 
-from mig_manager.core import gpu_processes, model, steps
+from mig_manager.core import gpu_processes, model
+from mig_manager.core.answers.values import MigMode, Reason
 
-if TYPE_CHECKING:
-    from mig_manager.core import answers
+
+class Process(TypedDict):
+    """A process that uses a GPU."""
+
+    pid: int
+    name: str  # its command line, as far as known
+    gpu_instances: list[int]  # ids of the GPU instances that it uses; empty: the GPU itself
+    pod_uid: str | None
+    unit: str | None  # systemd unit
+
+
+class UnreachableGpu(TypedDict):
+    """A GPU that could not be observed; unknown facts are null."""
+
+    index: int
+    uuid: str | None
+    pci_address: str | None
+    reason: Reason
+    code: int | None  # NVML code
+    message: str
+
+
+class _PublishedComputeInstance(TypedDict):
+    profile: str
+    placement: str | None  # compute slices, such as 0-1; null: the driver does not report it
+
+
+class _ComputeInstance(_PublishedComputeInstance):
+    id: int
+    uuid: str | None  # UUID of the MIG device
+
+
+class _InstanceFacts(TypedDict):
+    profile: str
+    profile_id: int
+    placement: str  # memory slices, such as 4-7
+
+
+class _PublishedGpuInstance(_InstanceFacts):
+    compute_instances: list[_PublishedComputeInstance]
+
+
+class _GpuInstance(_InstanceFacts):
+    id: int
+    compute_instances: list[_ComputeInstance]
+
+
+_RecoveryAction = Annotated[str, "core.model.RecoveryAction"]
+
+
+class _GpuFacts(TypedDict):
+    index: int
+    uuid: str
+    name: str
+    architecture: Annotated[str, "core.model.Architecture"]
+    pci_address: str
+    pci_device_id: str  # device, then vendor, as a device-filter has it
+    pci_subsystem_id: str
+    memory_mib: int
+    mig_mode: MigMode | None  # null: the GPU has no MIG
+    pending_mig_mode: MigMode | None  # the mode after the next reset
+    mode_change_needs_reset: bool
+    virtualization: Annotated[str, "core.model.Virtualization"]
+    recovery_action: NotRequired[_RecoveryAction | None]  # null: not reported
+    profiles: dict[str, list[str]] | None  # placements by profile; null: the driver lists none
+
+
+class PublishedGpu(_GpuFacts):
+    """A GPU as its agent publishes it."""
+
+    gpu_instances: list[_PublishedGpuInstance]
+
+
+class Gpu(_GpuFacts):
+    """A GPU as the driver reports it."""
+
+    gpu_instances: list[_GpuInstance]
+
+
+class _StatusGpu(Gpu):
+    processes: list[Process] | None  # processes that use it; null: unknown
+
+
+class Status(TypedDict):
+    """Answer of 'mig-manager status'."""
+
+    kind: Literal["Status"]
+    gpus: list[_StatusGpu]
+    unreachable_gpus: list[UnreachableGpu]
+
 
 LOCAL_IDS = frozenset({"id", "gpu_instance_id", "compute_instance_id"})
 
 
-def gpu(observed: model.Gpu) -> "answers.Gpu":
+def gpu(observed: model.Gpu) -> "Gpu":
     """Return an observed GPU."""
     return {
         "index": observed.index,
@@ -55,7 +143,7 @@ def gpu(observed: model.Gpu) -> "answers.Gpu":
     }
 
 
-def unreachable(observed: model.UnreachableGpu) -> "answers.UnreachableGpu":
+def unreachable(observed: model.UnreachableGpu) -> "UnreachableGpu":
     """Return a GPU that could not be observed; unknown facts are null."""
     return {
         "index": observed.index,
@@ -67,7 +155,7 @@ def unreachable(observed: model.UnreachableGpu) -> "answers.UnreachableGpu":
     }
 
 
-def process(user: gpu_processes.GpuProcess) -> "answers.Process":
+def process(user: gpu_processes.GpuProcess) -> "Process":
     """Return a process that uses a GPU."""
     kind, _, name = user.owner.partition(" ")
     return {
@@ -76,50 +164,6 @@ def process(user: gpu_processes.GpuProcess) -> "answers.Process":
         "gpu_instances": list(user.gpu_instances),
         "pod_uid": name if kind == "pod" else None,
         "unit": name if kind == "unit" else None,
-    }
-
-
-def plan(planned: steps.GpuPlan) -> "answers.GpuPlan":
-    """Return the plan of one GPU."""
-    return {
-        "index": planned.gpu_index,
-        "uuid": planned.gpu_uuid,
-        "changes_mode": bool(planned.of(steps.SetMode)),
-        "needs_reset": planned.needs_reset,
-        "is_provisional": planned.is_provisional,
-        "steps": [_step_data(step) for step in planned.steps],
-        "target": [
-            {
-                "profile": str(target.profile),
-                "placement": str(target.placement),
-                "compute_instances": [str(ci.profile) for ci in target.compute_instances],
-                "kept": target.is_kept,
-            }
-            for target in planned.target
-        ],
-    }
-
-
-ACTIONS = {
-    steps.DestroyComputeInstance: "destroy-compute-instance",
-    steps.DestroyGpuInstance: "destroy-gpu-instance",
-    steps.SetMode: "set-mode",
-    steps.Reset: "reset-gpu",
-    steps.CreateGpuInstance: "create-gpu-instance",
-    steps.CreateComputeInstance: "create-compute-instance",
-}
-
-
-def _step_data(step: steps.Step) -> dict[str, object]:
-    def plain(value: object) -> object:
-        if isinstance(value, model.Profile | model.Placement):
-            return str(value)
-        return value.value if isinstance(value, model.MigMode) else value
-
-    return {"action": ACTIONS[type(step)]} | {
-        each.name: plain(getattr(step, each.name))
-        for each in dataclasses.fields(step)
-        if each.name not in ("gpu_uuid", "profile_id", "within")
     }
 
 
