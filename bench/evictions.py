@@ -22,9 +22,9 @@ from collections.abc import Iterator, Mapping, Sequence
 import yaml
 
 from mig_manager.adapters.kubernetes import api, responses
-from tests import api_objects, waiting
-from tests.kit.cluster import envtest
-from tests.stage import clusters
+from tests.rigs import api_objects, waiting
+from tests.rigs.cluster import envtest
+from tests.rigs.stage import clusters
 
 _SLOWEST = 1.2
 _ROUNDS = 10

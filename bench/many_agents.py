@@ -24,10 +24,10 @@ from mig_manager.adapters.host import log, process
 from mig_manager.adapters.kubernetes import api
 from mig_manager.core import model
 from mig_manager.core.node import well_known
-from tests import waiting
 from tests.fleet import agents
-from tests.kit.cluster import envtest
-from tests.stage import in_process
+from tests.rigs import waiting
+from tests.rigs.cluster import envtest
+from tests.rigs.stage import in_process
 
 _LAYOUT = "all-1g.5gb"
 

@@ -23,8 +23,8 @@ import pytest
 from mig_manager.adapters.host import log
 from testkit import bounds, day, day_layouts
 from tests.cluster import device_watch, pods_of_a_day, sandbox_nodes
-from tests.kit.cluster import audit, envtest
-from tests.stage import agent_stage, clusters
+from tests.rigs.cluster import audit, envtest
+from tests.rigs.stage import agent_stage, clusters
 
 _GPUS_EACH = 8
 _SLICES = 7

@@ -126,7 +126,7 @@ EXEMPT_WITHIN = {
     # HTTP's term for request and response.
     r"(?:mig_manager|tests)/sandbox/": r"\bexchanges?\b",
     # Options of etcd.
-    r"tests/kit/cluster/envtest": r"\bpeer urls\b",
+    r"tests/rigs/cluster/envtest": r"\bpeer urls\b",
 }
 """The same by the pattern of the path below the repository."""
 

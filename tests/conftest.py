@@ -15,7 +15,7 @@ import pytest
 import structlog
 from hypothesis.internal.conjecture import providers
 
-pytest_plugins = ["tests.kit.matrices.matrix_results"]
+pytest_plugins = ["tests.rigs.matrices.matrix_results"]
 
 _Report = TypeVar("_Report", pytest.TestReport, pytest.CollectReport)
 

@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from tests import programs
-from tests.kit.matrices import matrix_rows
+from tests.rigs import programs
+from tests.rigs.matrices import matrix_rows
 
 
 def run_pytest(*words: str | pathlib.Path, **environ: str) -> "subprocess.CompletedProcess[str]":

@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from testkit import matrix, nvml_faults
-from tests import waiting
-from tests.node import simulated_rig
 from tests.realnode import manifests, node_state, nvidia_manager, operator, rig
+from tests.rigs import waiting
+from tests.rigs.node import simulated_rig
 
 _CONFIG, _STATE = "nvidia.com/mig.config", "nvidia.com/mig.config.state"
 _PLUGIN_LABEL = f"{operator.DEPLOY}device-plugin"

@@ -16,8 +16,8 @@ from mig_manager import errors, reasons
 from mig_manager.core import model
 from mig_manager.core.fleet import slots
 from mig_manager.core.node import well_known
-from tests.node import agents, fake_cluster, fakes, node_rig, nodes, strikes
 from tests.pipeline import swept_changes
+from tests.rigs.node import agents, fake_cluster, fakes, node_rig, nodes, strikes
 
 Move = tuple[model.Phase, model.Phase]
 

@@ -8,9 +8,9 @@ import pytest
 
 from mig_manager.adapters.kubernetes import api
 from testkit import apiserver
-from tests.kit.cluster import apirig, kubelet_rig
-from tests.kit.host import proc_tree, processes
-from tests.node import nvml_rig
+from tests.rigs.cluster import apirig, kubelet_rig
+from tests.rigs.host import proc_tree, processes
+from tests.rigs.node import nvml_rig
 
 
 @pytest.fixture

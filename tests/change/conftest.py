@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.node import applying_rig
+from tests.rigs.node import applying_rig
 
 
 @pytest.fixture

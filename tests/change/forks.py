@@ -5,7 +5,7 @@ from typing import TypeVar
 import pytest
 
 from mig_manager import errors
-from tests.node import applying_rig
+from tests.rigs.node import applying_rig
 
 _Node = TypeVar("_Node", bound=applying_rig.ApplyingNode)
 

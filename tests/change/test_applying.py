@@ -8,8 +8,8 @@ from mig_manager import errors, reasons
 from mig_manager.change import apply as applying
 from mig_manager.change import transaction
 from mig_manager.core import steps, timing
-from tests.node import fakes
-from tests.node.applying_rig import ApplyingNode, first_only, is_creation
+from tests.rigs.node import fakes
+from tests.rigs.node.applying_rig import ApplyingNode, first_only, is_creation
 
 
 def test_apply_waits_for_another_manager_until_a_deadline(node: ApplyingNode) -> None:

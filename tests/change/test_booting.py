@@ -10,8 +10,8 @@ from mig_manager import errors, reasons
 from mig_manager.catalogue import hardware
 from mig_manager.change import apply, boot
 from mig_manager.core import model, steps
-from tests.node import applying_rig, gpu_values, nvml_rig, samples, strikes
-from tests.node.applying_rig import BootNode as ApplyingNode
+from tests.rigs.node import applying_rig, gpu_values, nvml_rig, samples, strikes
+from tests.rigs.node.applying_rig import BootNode as ApplyingNode
 
 NO_DRIVER = errors.HardwareError(
     "no driver", reason=reasons.Reason.DRIVER_NOT_LOADED, operation="nvmlInit"

@@ -7,8 +7,8 @@ import pytest
 from mig_manager import errors, reasons
 from mig_manager.core import model, steps
 from tests.change.forks import refuse
-from tests.node import samples, strikes
-from tests.node.applying_rig import ApplyingNode, first_only, is_creation
+from tests.rigs.node import samples, strikes
+from tests.rigs.node.applying_rig import ApplyingNode, first_only, is_creation
 
 
 def with_foreign(node: ApplyingNode, start: int) -> model.Placement:

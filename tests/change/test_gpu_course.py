@@ -11,7 +11,7 @@ from mig_manager.cli.acceptance import gpu_course
 from mig_manager.core import model, steps
 from mig_manager.core.acceptance.stages import StageOutcome
 from tests.change import forks
-from tests.node import applying_rig
+from tests.rigs.node import applying_rig
 
 RESET = "reset the GPU"
 IN_USE = "refuse to destroy an instance in use"

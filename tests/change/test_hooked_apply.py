@@ -10,8 +10,8 @@ from mig_manager import errors, reasons
 from mig_manager.change import apply, hook_points, pod_use
 from mig_manager.core import model, ports, steps
 from mig_manager.core.files import checkpoint
-from tests.node import applying_rig, fake_cluster, fake_host, nodes, samples, strikes
-from tests.node.applying_rig import is_creation
+from tests.rigs.node import applying_rig, fake_cluster, fake_host, nodes, samples, strikes
+from tests.rigs.node.applying_rig import is_creation
 
 STEPS = {
     steps.SetMode: "MODE",

@@ -10,8 +10,8 @@ from mig_manager.change import apply as applying
 from mig_manager.change import layout_store, local_journal, pod_use
 from mig_manager.core import model, steps
 from tests.change.forks import refuse
-from tests.node import fake_cluster, gpu_values, samples, strikes
-from tests.node.applying_rig import ApplyingNode, first_only, is_creation
+from tests.rigs.node import fake_cluster, gpu_values, samples, strikes
+from tests.rigs.node.applying_rig import ApplyingNode, first_only, is_creation
 
 OFF = model.MigMode.DISABLED
 

@@ -9,8 +9,8 @@ from mig_manager.change import local_journal
 from mig_manager.core import steps
 from mig_manager.core.planner import planner
 from mig_manager.core.records import journals
-from tests.node import gpu_values, strikes
-from tests.node.applying_rig import ApplyingNode, first_only, is_creation
+from tests.rigs.node import gpu_values, strikes
+from tests.rigs.node.applying_rig import ApplyingNode, first_only, is_creation
 
 
 def test_journal_exists_from_the_first_step_to_the_last(node: ApplyingNode) -> None:

@@ -8,8 +8,8 @@ from mig_manager import errors, reasons
 from mig_manager.core import model, steps
 from mig_manager.core.layout import config, layouts
 from mig_manager.core.records import journals
-from tests.node import gpu_values
-from tests.node.applying_rig import ApplyingNode
+from tests.rigs.node import gpu_values
+from tests.rigs.node.applying_rig import ApplyingNode
 
 
 def test_apply_resets_no_gpu_where_resets_are_forbidden() -> None:

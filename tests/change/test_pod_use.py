@@ -9,7 +9,7 @@ import pytest
 from mig_manager import errors
 from mig_manager.change import pod_use
 from mig_manager.core.node import pod_object
-from tests.node import driver_rules, samples
+from tests.rigs.node import driver_rules, samples
 
 DEVICE, OTHER = driver_rules.mig_uuid("1"), driver_rules.mig_uuid("2")
 (_INSTANCE,) = samples.gpu(samples.A100, "2g.10gb@4").gpu_instances

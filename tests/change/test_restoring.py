@@ -10,7 +10,7 @@ import pytest
 from mig_manager import errors
 from mig_manager.core import model
 from mig_manager.core.files import checkpoint
-from tests.node.applying_rig import ApplyingNode
+from tests.rigs.node.applying_rig import ApplyingNode
 
 THEN = ApplyingNode("split")
 CHECKPOINT = checkpoint.render(THEN.gpus)

@@ -11,8 +11,8 @@ from mig_manager import errors
 from mig_manager.core import model, steps
 from mig_manager.core.files import checkpoint
 from tests.change import forks
-from tests.node import gpu_values
-from tests.node.applying_rig import PROFILES, ApplyingNode, BootNode
+from tests.rigs.node import gpu_values
+from tests.rigs.node.applying_rig import PROFILES, ApplyingNode, BootNode
 
 CHECKPOINT = checkpoint.render(ApplyingNode("split").gpus)
 

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.kit.cluster import envtest
-from tests.stage import clusters
+from tests.rigs.cluster import envtest
+from tests.rigs.stage import clusters
 
 
 @pytest.fixture(scope="session")

@@ -19,10 +19,10 @@ from mig_manager.sandbox.node import (
     objects,
     sandbox_node,
 )
-from tests import waiting
 from tests.cluster import device_watch
-from tests.kit.cluster import envtest
-from tests.stage import clusters
+from tests.rigs import waiting
+from tests.rigs.cluster import envtest
+from tests.rigs.stage import clusters
 
 PARTITIONER = clusters.Account(namespace="mig-manager", name="mig-manager-partitioner")
 PARTITIONER_USER = f"system:serviceaccount:{PARTITIONER.namespace}:{PARTITIONER.name}"

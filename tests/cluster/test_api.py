@@ -11,9 +11,9 @@ import pytest
 from mig_manager.adapters import host
 from mig_manager.adapters.kubernetes import api, kube_node, lease_slots, pods, responses
 from mig_manager.core.node import evictions, pod_object, well_known
-from tests import api_objects, waiting
-from tests.kit.cluster.apirig import NODES, PODS
-from tests.stage import clusters
+from tests.rigs import api_objects, waiting
+from tests.rigs.cluster.apirig import NODES, PODS
+from tests.rigs.stage import clusters
 
 NAME = "answering"
 OTHERS_UID = "00000000-0000-0000-0000-000000000000"

@@ -14,10 +14,10 @@ from mig_manager.catalogue import hardware
 from mig_manager.core.node import claims, device_classes, well_known
 from mig_manager.sandbox.driver import state_file
 from mig_manager.sandbox.node import cluster_view, device_plugin, manifests, objects
-from tests import waiting
 from tests.cluster import sandbox_nodes
-from tests.kit.cluster import audit, dra_driver
-from tests.stage import clusters
+from tests.rigs import waiting
+from tests.rigs.cluster import audit, dra_driver
+from tests.rigs.stage import clusters
 
 pytestmark = pytest.mark.cluster
 

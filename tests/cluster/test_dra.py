@@ -14,10 +14,10 @@ import pytest
 from mig_manager.adapters.kubernetes import api
 from mig_manager.core.node import claims, well_known
 from mig_manager.sandbox.node import cluster_view, manifests, objects
-from tests import api_objects, waiting
-from tests.kit.cluster import dra_driver
-from tests.node import gpu_values
-from tests.stage import agent_stage, clusters
+from tests.rigs import api_objects, waiting
+from tests.rigs.cluster import dra_driver
+from tests.rigs.node import gpu_values
+from tests.rigs.stage import agent_stage, clusters
 
 CLAIMS, SLICES = dra_driver.CLAIMS, dra_driver.SLICES
 RESOURCE = "nvidia.com/mig-1g.5gb"

@@ -7,9 +7,9 @@ import pytest
 from mig_manager.core import model
 from mig_manager.core.layout import config
 from mig_manager.sandbox import machines
-from tests import api_objects
-from tests.kit.cluster import operator_pod
-from tests.stage import agent_stage, clusters
+from tests.rigs import api_objects
+from tests.rigs.cluster import operator_pod
+from tests.rigs.stage import agent_stage, clusters
 
 LAYOUT = "all-1g.5gb"
 LAYOUTS = f"{clusters.NODE}-mig-config"  # the ConfigMap that NVIDIA's agent writes, too

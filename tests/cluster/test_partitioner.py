@@ -12,9 +12,9 @@ from mig_manager.adapters import host
 from mig_manager.adapters.kubernetes import api, events, leader, partitioner_cluster
 from mig_manager.core.node import well_known
 from mig_manager.partitioner import announcer, demand_signal
-from tests import api_objects, waiting
-from tests.kit.cluster.apirig import NODES, PODS
-from tests.stage import clusters
+from tests.rigs import api_objects, waiting
+from tests.rigs.cluster.apirig import NODES, PODS
+from tests.rigs.stage import clusters
 
 pytestmark = pytest.mark.cluster
 

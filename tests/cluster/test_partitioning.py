@@ -14,10 +14,10 @@ import pytest
 from mig_manager.sandbox.driver import states
 from mig_manager.sandbox.node import objects
 from testkit import day
-from tests import waiting
 from tests.cluster import device_watch, pods_of_a_day, sandbox_nodes
-from tests.kit.cluster import audit
-from tests.stage import agent_stage, clusters
+from tests.rigs import waiting
+from tests.rigs.cluster import audit
+from tests.rigs.stage import agent_stage, clusters
 
 pytestmark = pytest.mark.cluster
 

@@ -17,11 +17,11 @@ from mig_manager.core.node import node_object, well_known
 from mig_manager.core.records import gpu_recovery, readiness
 from mig_manager.sandbox import advertising_gpus
 from mig_manager.sandbox.node import objects
-from tests import api_objects, waiting
-from tests.kit.cluster import envtest
-from tests.kit.cluster.apirig import NODES, PODS
-from tests.kit.shell import doctor_rig
-from tests.stage import clusters
+from tests.rigs import api_objects, waiting
+from tests.rigs.cluster import envtest
+from tests.rigs.cluster.apirig import NODES, PODS
+from tests.rigs.shell import doctor_rig
+from tests.rigs.stage import clusters
 
 pytestmark = pytest.mark.cluster
 

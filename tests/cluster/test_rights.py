@@ -8,7 +8,7 @@ import pytest
 from mig_manager.core import model
 from mig_manager.core.node import well_known
 from mig_manager.sandbox.node import objects
-from tests.stage import agent_stage, clusters
+from tests.rigs.stage import agent_stage, clusters
 
 LAYOUT = "all-1g.5gb"
 COORDINATION = "coordination.k8s.io"

@@ -9,9 +9,9 @@ import pytest
 import yaml
 
 from mig_manager.sandbox.node import manifests, objects
-from tests import api_objects, waiting
-from tests.kit.cluster.apirig import PODS
-from tests.stage import clusters
+from tests.rigs import api_objects, waiting
+from tests.rigs.cluster.apirig import PODS
+from tests.rigs.stage import clusters
 
 pytestmark = pytest.mark.cluster
 

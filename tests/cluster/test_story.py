@@ -11,9 +11,9 @@ from mig_manager.core import model
 from mig_manager.core.node import well_known
 from mig_manager.sandbox import stages, stories
 from mig_manager.sandbox.node import cluster_view, objects
-from tests import api_objects
-from tests.node import gpu_values
-from tests.stage import agent_stage, clusters
+from tests.rigs import api_objects
+from tests.rigs.node import gpu_values
+from tests.rigs.stage import agent_stage, clusters
 
 NODE_PATH = f"/api/v1/nodes/{clusters.NODE}"
 FOREIGN_TAINT = {"key": "example.com/flaky", "effect": "PreferNoSchedule"}

@@ -21,8 +21,7 @@ from mig_manager.agent import agent_settings, main
 from mig_manager.core import ports
 from mig_manager.sandbox.driver import simulated_nvml
 from testkit import nvml_faults
-from tests.crash import strike_points
-from tests.stage import in_process
+from tests.rigs.stage import in_process, strike_points
 
 IDLE = "idle"  # noted whenever the agent begins to wait: for a request, or for its next retry
 _NO_PORTS = frozenset({"clock", "telemetry"})

@@ -9,9 +9,10 @@ from typing import NamedTuple
 from mig_manager.core import model
 from mig_manager.core.node import well_known
 from mig_manager.sandbox.node import objects
-from tests import layout_table
-from tests.crash import scenarios, stage, strike_points
-from tests.node.simulated_rig import devices
+from tests.crash import scenarios, stage
+from tests.rigs import layout_table
+from tests.rigs.node.simulated_rig import devices
+from tests.rigs.stage import strike_points
 
 _RECORDINGS = 3
 _GRACE_S = 60.0

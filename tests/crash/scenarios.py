@@ -9,7 +9,7 @@ from mig_manager import reasons
 from mig_manager.core import model
 from mig_manager.sandbox.driver import states
 from testkit import nvml_faults
-from tests import layout_table
+from tests.rigs import layout_table
 
 UNDISTURBED = frozenset({"Drain", "Pause", "Execute", "Resume", "Verify"})
 """Where pods are evicted the node is tainted within the drain."""

@@ -16,11 +16,11 @@ from mig_manager.sandbox import stages
 from mig_manager.sandbox.driver import states
 from mig_manager.sandbox.node import cluster_view, objects, sandbox_node
 from testkit import nvml_faults
-from tests import layout_table
 from tests.crash import agent_process, scenarios
-from tests.kit.cluster import monitors
-from tests.node import simulated_rig, traces
-from tests.stage import agent_stage
+from tests.rigs import layout_table
+from tests.rigs.cluster import monitors
+from tests.rigs.node import simulated_rig, traces
+from tests.rigs.stage import agent_stage
 
 WAIT_S = 180.0
 _POLL_S = 0.01

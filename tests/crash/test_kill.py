@@ -19,7 +19,7 @@ import pytest
 
 from mig_manager.core import model
 from tests.crash import kill_case, scenarios
-from tests.kit.matrices import matrix_rows
+from tests.rigs.matrices import matrix_rows
 
 PlayVariant = Callable[..., None]
 PHASES = {"none", *(phase.value for phase in model.Phase)}

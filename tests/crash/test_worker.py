@@ -11,7 +11,7 @@ import pytest
 from mig_manager.sandbox.driver import states
 from testkit import nvml_faults
 from tests.crash import kill_case, scenarios, stage
-from tests.kit.host import processes
+from tests.rigs.host import processes
 
 _LONG_S = 60.0
 _DEATH_S = 30.0

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests import programs
 from tests.docs import browser, pages
+from tests.rigs import programs
 
 pytestmark = pytest.mark.release
 

@@ -11,8 +11,8 @@ import yaml
 from mig_manager.core.node import well_known
 from mig_manager.sandbox.apiserver import kinds
 from testkit import apiserver
-from tests import programs
 from tests.docs import pages
+from tests.rigs import programs
 
 UPGRADE = (pages.ROOT / "docs" / "upgrade.md").read_text(encoding="utf-8")
 README = (pages.ROOT / "README.md").read_text(encoding="utf-8")

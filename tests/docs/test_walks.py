@@ -13,8 +13,8 @@ from collections.abc import Iterator
 import pytest
 
 from mig_manager.core.files import hook_files, service_files
-from tests import contract, programs, waiting
 from tests.docs import pages
+from tests.rigs import contract, programs, waiting
 
 DOCS = pages.ROOT / "docs"
 _TIMEOUT_S = 240.0

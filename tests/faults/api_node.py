@@ -22,10 +22,10 @@ from mig_manager.core import model, ports, timing
 from mig_manager.core.node import well_known
 from mig_manager.sandbox import stages
 from mig_manager.sandbox.node import objects, sandbox_node
-from tests import layout_table
-from tests.kit.shell import lost_stderr
-from tests.node import fakes
-from tests.stage import agent_stage, in_process
+from tests.rigs import layout_table
+from tests.rigs.node import fakes
+from tests.rigs.shell import lost_stderr
+from tests.rigs.stage import agent_stage, in_process
 
 TOKEN = "agent"  # noqa: S105 - marks one client of the embedded server, and opens nothing
 DEADLINE_S = 60.0  # after this long a node that is not served is one that stays so

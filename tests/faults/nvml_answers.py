@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 
 from mig_manager.reasons import Reason
-from tests.kit.driver import nvml_codes
-from tests.kit.driver.nvml_codes import (
+from tests.rigs.driver import nvml_codes
+from tests.rigs.driver.nvml_codes import (
     IN_USE,
     INVALID_ARGUMENT,
     NO_PERMISSION,

@@ -15,10 +15,10 @@ from mig_manager.agent import outcomes
 from mig_manager.core import model, ports
 from mig_manager.sandbox.driver import simulated_nvml
 from testkit import nvml_faults
-from tests import layout_table
-from tests.kit.driver import nvml_codes
-from tests.kit.shell import lost_stderr
-from tests.node import agents, fake_cluster, fakes, simulated_rig, traces
+from tests.rigs import layout_table
+from tests.rigs.driver import nvml_codes
+from tests.rigs.node import agents, fake_cluster, fakes, simulated_rig, traces
+from tests.rigs.shell import lost_stderr
 
 
 class FaultScenario(NamedTuple):

@@ -20,8 +20,8 @@ from mig_manager.sandbox.node import objects
 from testkit import apiserver
 from tests.faults import api_node
 from tests.faults.api_node import GOOD, Request
-from tests.kit.matrices import matrix_rows
-from tests.kit.shell import lost_stderr
+from tests.rigs.matrices import matrix_rows
+from tests.rigs.shell import lost_stderr
 
 OPERATOR, PLAIN = objects.DeployStyle.GPU_OPERATOR, objects.DeployStyle.PLAIN
 _MATRIX = "API faults"

@@ -19,9 +19,9 @@ from mig_manager import reasons
 from mig_manager.adapters.nvml import library, worker_client
 from mig_manager.sandbox.driver import simulated_nvml, simulated_worker
 from tests.faults import nvml_answers, nvml_node
-from tests.kit.driver import nvml_codes
-from tests.kit.matrices import matrix_rows
-from tests.kit.shell import lost_stderr
+from tests.rigs.driver import nvml_codes
+from tests.rigs.matrices import matrix_rows
+from tests.rigs.shell import lost_stderr
 
 Reason = reasons.Reason
 _MATRIX, _LOST_LOGS = "NVML faults", "Lost logs"

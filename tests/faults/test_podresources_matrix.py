@@ -17,8 +17,8 @@ import pytest
 from mig_manager.core import ports
 from mig_manager.core.node import pod_object
 from tests.faults import api_node
-from tests.kit.cluster import kubelet_rig
-from tests.kit.matrices import matrix_rows
+from tests.rigs.cluster import kubelet_rig
+from tests.rigs.matrices import matrix_rows
 
 _MATRIX = "kubelet faults"
 

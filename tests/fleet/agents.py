@@ -16,9 +16,9 @@ from mig_manager.core import model, timing
 from mig_manager.core.node import well_known
 from mig_manager.sandbox.apiserver import kinds
 from testkit import apiserver
-from tests import api_objects
-from tests.node import agents, fake_cluster, fake_host, fakes, gpu_values, node_rig
-from tests.stage import in_process
+from tests.rigs import api_objects
+from tests.rigs.node import agents, fake_cluster, fake_host, fakes, gpu_values, node_rig
+from tests.rigs.stage import in_process
 
 NAMESPACE = "mig-manager"
 DEADLINE_S = 120.0

@@ -19,8 +19,8 @@ from mig_manager.core import model
 from mig_manager.core.node import well_known
 from mig_manager.sandbox.apiserver import kinds, store
 from testkit import apiserver
-from tests import api_objects
-from tests.node import gpu_values
+from tests.rigs import api_objects
+from tests.rigs.node import gpu_values
 
 _GPUS = api_objects.annotations_of_agent(gpu_values.gpus_of("A100-SXM4-40GB"))
 

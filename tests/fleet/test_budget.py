@@ -13,8 +13,8 @@ from mig_manager.adapters.kubernetes import api, lease_slots
 from mig_manager.core import timing
 from mig_manager.sandbox.apiserver import kinds
 from testkit import apiserver
-from tests import api_objects, waiting
 from tests.fleet import agents, census
+from tests.rigs import api_objects, waiting
 
 LAYOUT = "all-1g.5gb"
 

@@ -14,12 +14,12 @@ from mig_manager.core.node import well_known
 from mig_manager.core.records import inventory_codec
 from mig_manager.sandbox.apiserver import kinds, store
 from testkit import apiserver
-from tests import api_objects, layout_table, waiting
 from tests.fleet import agents, census, fake_agents
-from tests.kit.shell import commandline
-from tests.kit.shell.commandline import Answer
-from tests.node import agents as node_agents
-from tests.node import gpu_values
+from tests.rigs import api_objects, layout_table, waiting
+from tests.rigs.node import agents as node_agents
+from tests.rigs.node import gpu_values
+from tests.rigs.shell import commandline
+from tests.rigs.shell.commandline import Answer
 
 LAYOUT = "all-1g.5gb"
 FORMER = "all-balanced"

@@ -11,9 +11,9 @@ from mig_manager import reasons
 from mig_manager.core.node import well_known
 from mig_manager.sandbox.apiserver import kinds
 from testkit import apiserver
-from tests import waiting
 from tests.fleet import agents, census, fake_agents
-from tests.kit.shell import commandline
+from tests.rigs import waiting
+from tests.rigs.shell import commandline
 
 LAYOUT = "all-1g.5gb"
 FORMER = "all-balanced"

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.kit.shell import commandline
 from tests.partitioner import rigs
+from tests.rigs.shell import commandline
 
 
 @pytest.fixture

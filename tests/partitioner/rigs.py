@@ -17,10 +17,10 @@ from mig_manager.partitioner import main, partitioner_settings
 from mig_manager.sandbox.apiserver import kinds
 from mig_manager.sandbox.node import objects
 from testkit import apiserver
-from tests import api_objects, waiting
-from tests.kit.cluster import dra_driver, mortal_api, watch_rig
-from tests.kit.shell import commandline
-from tests.node import fakes, gpu_values, samples
+from tests.rigs import api_objects, waiting
+from tests.rigs.cluster import dra_driver, mortal_api, watch_rig
+from tests.rigs.node import fakes, gpu_values, samples
+from tests.rigs.shell import commandline
 
 TERM_S = 70.0
 """After so long the Lease of a killed leader is taken, and nodes are out of their cooldown."""

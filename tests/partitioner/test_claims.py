@@ -7,9 +7,9 @@ import pytest
 from mig_manager.core.node import device_classes
 from mig_manager.sandbox.apiserver import kinds
 from testkit import apiserver
-from tests import api_objects, waiting
-from tests.kit.cluster import dra_driver
 from tests.partitioner.rigs import SOON_S, TERM_S, PartitionerRig
+from tests.rigs import api_objects, waiting
+from tests.rigs.cluster import dra_driver
 
 
 def is_usable(rig: PartitionerRig) -> bool:

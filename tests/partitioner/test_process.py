@@ -10,8 +10,8 @@ import pytest
 from mig_manager.partitioner import metrics
 from mig_manager.sandbox.apiserver import kinds
 from testkit import apiserver
-from tests import waiting
 from tests.partitioner import rigs
+from tests.rigs import waiting
 
 
 @pytest.mark.slow

@@ -10,10 +10,10 @@ from mig_manager.core.node import well_known
 from mig_manager.partitioner import main
 from mig_manager.sandbox.apiserver import kinds, store
 from testkit import apiserver
-from tests import waiting
-from tests.node import strikes
 from tests.partitioner import rigs
 from tests.partitioner.rigs import SOON_S, TERM_S, PartitionerRig
+from tests.rigs import waiting
+from tests.rigs.node import strikes
 
 
 def test_second_replica_takes_over_without_a_repeated_request(rig: PartitionerRig) -> None:

@@ -12,9 +12,9 @@ from mig_manager.core.layout import custom_layouts
 from mig_manager.core.node import resources, well_known
 from mig_manager.sandbox.apiserver import kinds
 from testkit import apiserver
-from tests import api_objects, waiting
 from tests.partitioner import rigs
 from tests.partitioner.rigs import SOON_S, TERM_S, PartitionerRig
+from tests.rigs import api_objects, waiting
 
 
 def test_malformed_pod_or_node_is_left_out(rig: PartitionerRig) -> None:

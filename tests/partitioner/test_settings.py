@@ -10,7 +10,7 @@ from mig_manager.cli.toolkit import parser
 from mig_manager.core.node import selectors
 from mig_manager.core.partitioning import decisions
 from mig_manager.partitioner import partitioner_settings
-from tests.node import samples
+from tests.rigs.node import samples
 
 
 def read(*words: str, **environ: str) -> partitioner_settings.PartitionerSettings:

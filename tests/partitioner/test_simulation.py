@@ -5,11 +5,11 @@ import json
 
 import pytest
 
-from tests import api_objects
-from tests.kit.cluster import partitions
-from tests.kit.cluster.partitions import EMPTY, SMALL, node, pod
-from tests.kit.shell import commandline
 from tests.partitioner import rigs
+from tests.rigs import api_objects
+from tests.rigs.cluster import partitions
+from tests.rigs.cluster.partitions import EMPTY, SMALL, node, pod
+from tests.rigs.shell import commandline
 
 
 def test_simulation_shows_nodes_before_and_after_and_unserved_pods(

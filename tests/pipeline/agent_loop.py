@@ -5,7 +5,7 @@ import contextlib
 from mig_manager.agent import agent_settings, loop, outcomes
 from mig_manager.core.layout import custom_layouts
 from mig_manager.core.node import well_known
-from tests.node import agents, fakes, inboxes, node_rig
+from tests.rigs.node import agents, fakes, inboxes, node_rig
 
 RETRY_S, CHECK_S = 5.0, 60.0  # the pause before each retry, and between drift checks
 _PAUSES = agent_settings.Limits(

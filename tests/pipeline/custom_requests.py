@@ -6,7 +6,7 @@ from mig_manager.agent import outcomes
 from mig_manager.core.layout import custom_layouts
 from mig_manager.core.node import well_known
 from mig_manager.core.records import run_status
-from tests.node import agents, node_rig, nodes
+from tests.rigs.node import agents, node_rig, nodes
 
 ON = {"has_custom_layouts": True}
 

@@ -3,7 +3,7 @@
 import dataclasses
 
 from mig_manager.core.node import claims
-from tests.node import node_rig
+from tests.rigs.node import node_rig
 
 KEEP_ONE = """
 version: v1

@@ -3,7 +3,7 @@
 import dataclasses
 
 from mig_manager.core import model
-from tests.node import node_rig
+from tests.rigs.node import node_rig
 
 LAYOUT = "all-balanced"
 

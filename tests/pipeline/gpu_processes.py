@@ -3,7 +3,7 @@
 import dataclasses
 
 from mig_manager.core import gpu_processes, model
-from tests.node import node_rig, nodes
+from tests.rigs.node import node_rig, nodes
 
 
 def process(owner: str = "", *instances: int, is_running: bool = True) -> gpu_processes.GpuProcess:

@@ -6,8 +6,8 @@ from mig_manager import errors, reasons
 from mig_manager.agent import drift, outcomes
 from mig_manager.core import model
 from mig_manager.core.settings import node_settings
-from tests.node import agents, fakes, gpu_values, inboxes, node_rig, nodes
 from tests.pipeline import agent_loop
+from tests.rigs.node import agents, fakes, gpu_values, inboxes, node_rig, nodes
 
 LAYOUT, OTHER = "all-balanced", "all-1g.5gb"
 RESET = {"repair": node_settings.RepairPolicy.RESET}

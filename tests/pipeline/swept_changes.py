@@ -11,9 +11,9 @@ import pytest
 
 from mig_manager.agent import outcomes
 from mig_manager.core.layout import custom_layouts
-from tests import layout_table
-from tests.node import agents, node_rig, nodes
 from tests.pipeline import custom_requests, repairs
+from tests.rigs import layout_table
+from tests.rigs.node import agents, node_rig, nodes
 
 
 class Change(NamedTuple):

@@ -8,7 +8,7 @@ import pytest
 from mig_manager.core.node import well_known
 from mig_manager.sandbox.node import cluster_view, objects
 from testkit import apiserver
-from tests.stage import agent_stage
+from tests.rigs.stage import agent_stage
 
 SMALL, LARGE = [0, 2], [4, 4]
 

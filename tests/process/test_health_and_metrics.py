@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from mig_manager.core import model
-from tests.stage import agent_stage
+from tests.rigs.stage import agent_stage
 
 LAYOUT = "all-1g.5gb"
 

@@ -3,9 +3,9 @@
 import pytest
 
 from mig_manager.core import model
-from tests.kit.shell import lost_stderr
-from tests.node.applying_rig import LAYOUTS_TEXT
-from tests.stage import agent_stage
+from tests.rigs.node.applying_rig import LAYOUTS_TEXT
+from tests.rigs.shell import lost_stderr
+from tests.rigs.stage import agent_stage
 
 SPEC, LAYOUT = "1xA100-SXM4-40GB", "all-1g.5gb"
 

@@ -10,9 +10,9 @@ import pytest
 from mig_manager.core import model
 from mig_manager.sandbox.driver import states
 from testkit import nvidia_smi, nvml_faults
-from tests.kit.driver import c_library
-from tests.kit.host import systemd_rig
-from tests.stage import agent_stage
+from tests.rigs.driver import c_library
+from tests.rigs.host import systemd_rig
+from tests.rigs.stage import agent_stage
 
 UsedGpus = tuple[model.ObservedGpus, dict[str, frozenset[str]]]  # GPUs, and the devices of pods
 

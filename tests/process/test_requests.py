@@ -6,7 +6,7 @@ from mig_manager.core import model
 from mig_manager.core.node import well_known
 from mig_manager.sandbox import stages
 from mig_manager.sandbox.node import objects
-from tests.stage import agent_stage
+from tests.rigs.stage import agent_stage
 
 SPEC = "1xA100-SXM4-40GB"
 

@@ -13,8 +13,8 @@ from mig_manager.core.layout import layout_list
 from mig_manager.core.node import well_known
 from mig_manager.sandbox import machines
 from mig_manager.sandbox.node import objects
-from tests.kit.driver import c_library
-from tests.stage import agent_stage
+from tests.rigs.driver import c_library
+from tests.rigs.stage import agent_stage
 
 UNKNOWN = "NVIDIA Q900-SXM9-120GB"
 GENERATED = "generated for NVIDIA A100-SXM4-40GB"

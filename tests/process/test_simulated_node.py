@@ -8,8 +8,8 @@ import pytest
 from mig_manager.core.node import well_known
 from mig_manager.sandbox import machines
 from testkit import apiserver
-from tests import waiting
-from tests.stage import plain_node
+from tests.rigs import waiting
+from tests.rigs.stage import plain_node
 
 STARTUP = "example.com/mig-not-ready"
 

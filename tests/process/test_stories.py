@@ -9,9 +9,9 @@ import pytest
 from mig_manager.core.node import strategies
 from mig_manager.sandbox import stories
 from testkit import nvml_faults
-from tests import programs
-from tests.node import gpu_values
-from tests.stage import agent_stage
+from tests.rigs import programs
+from tests.rigs.node import gpu_values
+from tests.rigs.stage import agent_stage
 
 SPEC = "2xA100-SXM4-40GB"
 

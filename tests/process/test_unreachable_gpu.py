@@ -8,8 +8,8 @@ import pytest
 from mig_manager.core.node import well_known
 from mig_manager.sandbox.node import objects
 from testkit import nvml_faults
-from tests.kit.driver.eight_gpus import LAYOUTS, LOST, SPEC
-from tests.stage import agent_stage
+from tests.rigs.driver.eight_gpus import LAYOUTS, LOST, SPEC
+from tests.rigs.stage import agent_stage
 
 
 @pytest.fixture

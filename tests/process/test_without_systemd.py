@@ -11,8 +11,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.kit.driver import c_library
-from tests.stage import agent_stage
+from tests.rigs.driver import c_library
+from tests.rigs.stage import agent_stage
 
 LAYOUT = "all-1g.10gb"
 

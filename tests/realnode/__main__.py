@@ -13,8 +13,8 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
-from tests import waiting
 from tests.realnode import images, namespaces, progress, rig
+from tests.rigs import waiting
 
 FOLDER = rig.CACHE / "play"
 _LOG, _PID, _READY = FOLDER / "log", FOLDER / "pid", FOLDER / "ready"

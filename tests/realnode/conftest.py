@@ -8,8 +8,8 @@ from collections.abc import Generator, Iterator
 
 import pytest
 
-from tests import waiting
 from tests.realnode import gpu_operator, manifests, namespaces, nvidia_manager, rig
+from tests.rigs import waiting
 
 _BUNDLES = pathlib.Path(__file__).parents[2] / "realnode-bundles"
 _LAYOUTS = """

@@ -8,9 +8,9 @@ import subprocess
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from tests import api_objects, programs
-from tests.kit.shipped import overlays
 from tests.realnode import images
+from tests.rigs import api_objects, programs
+from tests.rigs.shipped import overlays
 
 _SYSTEM = {
     "/proc": ("proc", "proc", []),

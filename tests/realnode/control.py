@@ -10,9 +10,9 @@ from typing import Any
 
 import urllib3
 
-from tests import waiting
-from tests.kit.cluster import envtest
 from tests.realnode import namespaces
+from tests.rigs import waiting
+from tests.rigs.cluster import envtest
 
 SERVICE_IP = "10.96.0.1"
 PORT = 6443

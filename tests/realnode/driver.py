@@ -14,8 +14,8 @@ from typing import Any
 
 from mig_manager.sandbox.driver import simulated_nvml, states, transitions
 from testkit import nvidia_smi, nvml_faults
-from tests.kit.driver import c_library
-from tests.node import simulated_rig
+from tests.rigs.driver import c_library
+from tests.rigs.node import simulated_rig
 
 _NVIDIA_SMI = """\
 #!/usr/bin/python3

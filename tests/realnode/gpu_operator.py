@@ -12,11 +12,11 @@ from collections.abc import Mapping
 
 import yaml
 
-from tests import programs, waiting
-from tests.api_objects import Object
-from tests.kit.cluster import envtest
 from tests.realnode import images, operator, rig
-from tests.stage import clusters
+from tests.rigs import programs, waiting
+from tests.rigs.api_objects import Object
+from tests.rigs.cluster import envtest
+from tests.rigs.stage import clusters
 
 NAMESPACE = PROGRAM = "gpu-operator"
 MANAGER = "nvidia-mig-manager"

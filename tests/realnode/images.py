@@ -15,9 +15,9 @@ import shutil
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 
-from tests import programs
 from tests.realnode import progress
-from tests.stage import clusters
+from tests.rigs import programs
+from tests.rigs.stage import clusters
 
 AGENT = "localhost/mig-manager:test"
 PLUGIN = "localhost/nvidia-device-plugin:test"

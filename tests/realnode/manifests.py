@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
-from tests.api_objects import Object
 from tests.realnode import images
-from tests.stage import clusters
+from tests.rigs.api_objects import Object
+from tests.rigs.stage import clusters
 
 PLUGIN = "nvidia-device-plugin-daemonset"
 PLUGIN_FOLDER = "/var/lib/kubelet/device-plugins"

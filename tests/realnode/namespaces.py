@@ -14,7 +14,7 @@ import socket
 import subprocess
 from collections.abc import Iterator, Sequence
 
-from tests import waiting
+from tests.rigs import waiting
 
 _CLONE_NEWNET = 0x40000000
 _CONTROLLERS = pathlib.Path("/sys/fs/cgroup")

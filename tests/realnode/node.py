@@ -6,8 +6,8 @@ import shutil
 import subprocess
 import uuid
 
-from tests import waiting
 from tests.realnode import control, images, namespaces
+from tests.rigs import waiting
 
 _KUBELET = """
 apiVersion: kubelet.config.k8s.io/v1beta1

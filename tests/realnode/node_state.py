@@ -3,8 +3,8 @@
 import dataclasses
 from collections.abc import Iterable
 
-from tests import api_objects, waiting
 from tests.realnode import contract_keys, rig
+from tests.rigs import api_objects, waiting
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

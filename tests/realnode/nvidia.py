@@ -1,8 +1,8 @@
 """NVIDIA's daemons beyond the plain device plugin, as their Helm chart deploys them."""
 
-from tests.api_objects import Object
 from tests.realnode import images, manifests, node
-from tests.stage import clusters
+from tests.rigs.api_objects import Object
+from tests.rigs.stage import clusters
 
 DISCOVERY = "gpu-feature-discovery"
 DISCOVERY_LABEL = "nvidia.com/gpu.deploy.gpu-feature-discovery"

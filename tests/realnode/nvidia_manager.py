@@ -4,9 +4,9 @@ The DaemonSet is that of the operator with a driver container: NVIDIA's manager 
 ``nvidia-mig-parted`` in its own container and leaves services of the host alone.
 """
 
-from tests import programs, waiting
-from tests.api_objects import Object
 from tests.realnode import images, operator, rig
+from tests.rigs import programs, waiting
+from tests.rigs.api_objects import Object
 
 NAME, NAMESPACE, PLUGIN = operator.MANAGER, operator.NAMESPACE, operator.PLUGIN
 _CONFIG_MAP = "mig-parted-config"

@@ -1,9 +1,9 @@
 """Operands as NVIDIA's GPU operator deploys them, and its MIG manager's account."""
 
-from tests.api_objects import Object
-from tests.kit.cluster import operator_pod
 from tests.realnode import contract_keys, manifests
-from tests.stage import clusters
+from tests.rigs.api_objects import Object
+from tests.rigs.cluster import operator_pod
+from tests.rigs.stage import clusters
 
 NAMESPACE = operator_pod.NAMESPACE
 MANAGER, PLUGIN = "nvidia-mig-manager", "nvidia-device-plugin-daemonset"

@@ -5,7 +5,7 @@ import sys
 import time
 from collections.abc import Callable
 
-from tests import waiting
+from tests.rigs import waiting
 
 _MARKS = ("building ", "starting ", "installing ")
 

@@ -12,9 +12,6 @@ from collections.abc import Iterator, Mapping
 from typing import IO
 
 from mig_manager.sandbox.driver import states
-from tests import waiting
-from tests.api_objects import Object
-from tests.kit.cluster import audit, envtest
 from tests.realnode import (
     contract_keys,
     control,
@@ -25,7 +22,10 @@ from tests.realnode import (
     node,
     progress,
 )
-from tests.stage import clusters
+from tests.rigs import waiting
+from tests.rigs.api_objects import Object
+from tests.rigs.cluster import audit, envtest
+from tests.rigs.stage import clusters
 
 PROGRAMS = (
     "etcd",

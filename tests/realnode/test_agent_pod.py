@@ -3,8 +3,8 @@
 import pytest
 
 from testkit import nvml_faults
-from tests import waiting
 from tests.realnode import node_state, rig
+from tests.rigs import waiting
 
 pytestmark = pytest.mark.realnode
 

@@ -6,9 +6,9 @@ import time
 import pytest
 
 from mig_manager.sandbox.driver import states
-from tests import waiting
-from tests.kit.cluster import audit
 from tests.realnode import node_state, progress, rig
+from tests.rigs import waiting
+from tests.rigs.cluster import audit
 
 pytestmark = pytest.mark.realnode
 

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable, Mapping
 import pytest
 
 from testkit import nvml_faults
-from tests import api_objects, waiting
 from tests.realnode import contract_keys, manifests, node_state, rig
+from tests.rigs import api_objects, waiting
 
 pytestmark = pytest.mark.realnode
 

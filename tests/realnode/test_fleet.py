@@ -8,8 +8,8 @@ import pytest
 
 from mig_manager.sandbox.driver import states
 from testkit import nvml_faults
-from tests import waiting
 from tests.realnode import contract_keys, manifests, node_state, rig, watching
+from tests.rigs import waiting
 
 pytestmark = pytest.mark.realnode
 

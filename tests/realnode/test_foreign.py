@@ -2,8 +2,8 @@
 
 import pytest
 
-from tests import waiting
 from tests.realnode import nvidia_manager, operator, rig
+from tests.rigs import waiting
 
 pytestmark = [pytest.mark.realnode, pytest.mark.slow]
 

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests import waiting
 from tests.realnode import contract_keys, node_state, rig
+from tests.rigs import waiting
 
 pytestmark = pytest.mark.realnode
 

@@ -9,10 +9,10 @@ import pytest
 
 from mig_manager.sandbox.driver import state_file
 from testkit import apiserver
-from tests import waiting
-from tests.kit.shipped import dockerfile, overlays
 from tests.realnode import container, images, namespaces, rig
-from tests.stage import clusters, plain_node
+from tests.rigs import waiting
+from tests.rigs.shipped import dockerfile, overlays
+from tests.rigs.stage import clusters, plain_node
 
 pytestmark = pytest.mark.realnode
 

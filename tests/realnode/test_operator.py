@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import pytest
 
 from testkit import nvml_faults
-from tests import waiting
 from tests.realnode import gpu_operator, images, manifests, node_state, rig
+from tests.rigs import waiting
 
 pytestmark = pytest.mark.realnode
 

@@ -5,9 +5,9 @@ import pathlib
 import pytest
 
 from mig_manager.sandbox.driver import state_file
-from tests import programs, waiting
 from tests.realnode import contract_keys, images, manifests, node_state, rig
-from tests.stage import clusters
+from tests.rigs import programs, waiting
+from tests.rigs.stage import clusters
 
 pytestmark = pytest.mark.realnode
 

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests import waiting
 from tests.realnode import manifests, node_state, rig
+from tests.rigs import waiting
 
 pytestmark = pytest.mark.realnode
 

@@ -4,8 +4,8 @@ import re
 
 import pytest
 
-from tests import api_objects, waiting
 from tests.realnode import manifests, node_state, nvidia, rig
+from tests.rigs import api_objects, waiting
 
 pytestmark = pytest.mark.realnode
 

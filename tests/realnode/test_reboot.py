@@ -9,9 +9,9 @@ import pytest
 
 from mig_manager.core import model
 from testkit import nvml_faults
-from tests import waiting
-from tests.kit.host import systemd_rig
 from tests.realnode import contract_keys, manifests, node_state, rig
+from tests.rigs import waiting
+from tests.rigs.host import systemd_rig
 
 pytestmark = pytest.mark.realnode
 

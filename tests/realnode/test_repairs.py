@@ -2,8 +2,8 @@
 
 import pytest
 
-from tests import waiting
 from tests.realnode import manifests, node_state, rig
+from tests.rigs import waiting
 
 pytestmark = pytest.mark.realnode
 

@@ -9,9 +9,9 @@ import pytest
 
 from mig_manager.adapters.kubernetes import api
 from testkit import apiserver
-from tests.kit.cluster import apirig
-from tests.kit.driver import nvidia_functions  # noqa: F401 - registers what NVIDIA's programs call
-from tests.node import nvml_rig
+from tests.rigs.cluster import apirig
+from tests.rigs.driver import nvidia_functions  # noqa: F401 - registers what NVIDIA's programs call
+from tests.rigs.node import nvml_rig
 
 
 @pytest.fixture

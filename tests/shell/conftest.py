@@ -8,8 +8,8 @@ import pytest
 from mig_manager import reasons
 from mig_manager.core import model
 from testkit import apiserver
-from tests import api_objects, programs
-from tests.kit.shell import commandline, doctor_rig, plugin_rig, shell_node
+from tests.rigs import api_objects, programs
+from tests.rigs.shell import commandline, doctor_rig, plugin_rig, shell_node
 
 
 @pytest.fixture

@@ -8,9 +8,9 @@ import pytest
 from mig_manager.cli import main
 from mig_manager.cli.toolkit import console
 from testkit import nvml_faults
-from tests import contract
-from tests.kit.driver import c_library
-from tests.kit.shell import commandline, shell_node
+from tests.rigs import contract
+from tests.rigs.driver import c_library
+from tests.rigs.shell import commandline, shell_node
 
 SPEC = "2xA100-SXM4-40GB"
 

@@ -12,8 +12,8 @@ import pytest
 from mig_manager.cli import gpu_access
 from mig_manager.sandbox.driver import states
 from testkit import nvml_faults
-from tests.kit.cluster import kubelet_rig
-from tests.kit.shell.shell_node import ShellNode
+from tests.rigs.cluster import kubelet_rig
+from tests.rigs.shell.shell_node import ShellNode
 
 
 @pytest.mark.slow

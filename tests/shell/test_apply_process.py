@@ -12,9 +12,9 @@ import pytest
 
 from mig_manager.adapters import host
 from mig_manager.adapters.host import lock_file
-from tests import waiting
-from tests.kit.shell import commandline
-from tests.kit.shell.shell_node import ShellNode
+from tests.rigs import waiting
+from tests.rigs.shell import commandline
+from tests.rigs.shell.shell_node import ShellNode
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ import pytest
 from mig_manager.core import model
 from mig_manager.sandbox.driver import states
 from testkit import nvml_faults
-from tests import waiting
-from tests.kit.shell.shell_node import ShellNode
+from tests.rigs import waiting
+from tests.rigs.shell.shell_node import ShellNode
 
 LAYOUTS = """
 version: v1

@@ -4,7 +4,7 @@ import pathlib
 
 import pytest
 
-from tests.kit.shell.shell_node import ShellNode
+from tests.rigs.shell.shell_node import ShellNode
 
 LAYOUTS = """
 version: v1

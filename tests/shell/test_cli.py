@@ -15,8 +15,8 @@ from mig_manager.core import model
 from mig_manager.core.files import yaml_tree
 from mig_manager.core.records import journals
 from mig_manager.sandbox.driver import simulated_nvml, states
-from tests.kit.shell.commandline import ONE_LAYOUT, SPEC, Answer, Shell
-from tests.node import fakes, samples
+from tests.rigs.node import fakes, samples
+from tests.rigs.shell.commandline import ONE_LAYOUT, SPEC, Answer, Shell
 
 ROOT = pathlib.Path(__file__).parents[2]
 KUSTOMIZATION = str(ROOT / "deploy" / "kustomization.yaml")

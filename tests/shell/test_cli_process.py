@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from mig_manager.cli.toolkit import console
-from tests.kit.shell.commandline import SPEC
+from tests.rigs.shell.commandline import SPEC
 
 PROGRAM = (sys.executable, "-m", "mig_manager")
 

@@ -9,7 +9,7 @@ import pytest
 
 from mig_manager.cli import main
 from mig_manager.cli.toolkit import console
-from tests.kit.shell.commandline import SPEC, Shell
+from tests.rigs.shell.commandline import SPEC, Shell
 
 NASTY = "a\x1b]0;owned\x07\x1b[2J\x1b[8m\u202eb"
 """Control sequences that name a terminal's window, clear it, hide and reverse the text after."""

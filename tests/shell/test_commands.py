@@ -7,7 +7,7 @@ from mig_manager.cli.toolkit import gpu_text
 from mig_manager.core import model
 from mig_manager.core.display import bar
 from mig_manager.core.layout import config, layouts, plans, validate
-from tests.node.applying_rig import ApplyingNode
+from tests.rigs.node.applying_rig import ApplyingNode
 
 A100 = hardware.find("A100-SXM4-40GB")
 A30 = hardware.find("A30")

@@ -12,8 +12,8 @@ import pytest
 from mig_manager.catalogue import hardware
 from mig_manager.cli import registry
 from mig_manager.sandbox import stories
-from tests import programs
-from tests.kit.shell.commandline import Shell
+from tests.rigs import programs
+from tests.rigs.shell.commandline import Shell
 from tests.shell import terminal
 
 DEADLINE_S = 60.0

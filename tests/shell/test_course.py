@@ -8,10 +8,10 @@ import pytest
 from mig_manager.core import model
 from mig_manager.sandbox.driver import states
 from testkit import nvidia_smi, nvml_faults
-from tests import waiting
-from tests.kit.cluster import kubelet_rig
-from tests.kit.driver import c_library
-from tests.kit.shell import commandline, shell_node
+from tests.rigs import waiting
+from tests.rigs.cluster import kubelet_rig
+from tests.rigs.driver import c_library
+from tests.rigs.shell import commandline, shell_node
 
 A30 = "1xA30"
 UNKNOWN = 999  # NVML_ERROR_UNKNOWN

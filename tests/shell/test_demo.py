@@ -14,8 +14,8 @@ import pytest
 
 from mig_manager.cli.commands import demo as command
 from mig_manager.sandbox import ending
-from tests import programs, waiting
-from tests.kit.shell import plugin_rig
+from tests.rigs import programs, waiting
+from tests.rigs.shell import plugin_rig
 
 SPEC = "2xA100-SXM4-40GB"
 DEMO = (sys.executable, "-m", "mig_manager", "demo", "--simulate", SPEC)

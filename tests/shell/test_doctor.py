@@ -13,9 +13,9 @@ from mig_manager.core import model
 from mig_manager.core.records import journals, verified_layouts
 from mig_manager.sandbox.driver import states
 from testkit import nvml_faults
-from tests.kit.host import privileges, proc_tree
-from tests.kit.shell.commandline import Shell
-from tests.kit.shell.doctor_rig import FAIL, OK, SKIPPED, WARN, DoctorRig, Findings, a_gpu, gpus
+from tests.rigs.host import privileges, proc_tree
+from tests.rigs.shell.commandline import Shell
+from tests.rigs.shell.doctor_rig import FAIL, OK, SKIPPED, WARN, DoctorRig, Findings, a_gpu, gpus
 
 ROOT = pathlib.Path(__file__).parents[2]
 POD = "0a1b2c3d-0a1b-0a1b-0a1b-0a1b2c3d4e5f"

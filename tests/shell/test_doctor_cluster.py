@@ -13,10 +13,10 @@ from mig_manager.core.node import claims, pod_object, rights, well_known
 from mig_manager.core.records import journals
 from mig_manager.sandbox import stages
 from testkit import apiserver
-from tests.kit.shell import doctor_rig
-from tests.kit.shell.doctor_rig import FAIL, OK, SKIPPED, WARN, DoctorRig, Findings, a_gpu, gpus
-from tests.node import samples
-from tests.stage import agent_stage
+from tests.rigs.node import samples
+from tests.rigs.shell import doctor_rig
+from tests.rigs.shell.doctor_rig import FAIL, OK, SKIPPED, WARN, DoctorRig, Findings, a_gpu, gpus
+from tests.rigs.stage import agent_stage
 
 ROOT = pathlib.Path(__file__).parents[2]
 

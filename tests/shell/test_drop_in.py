@@ -12,8 +12,8 @@ import pytest
 from mig_manager.cli import registry
 from mig_manager.cli.toolkit import parser
 from mig_manager.core.settings import node_settings
-from tests import programs
-from tests.kit.shell.commandline import Shell
+from tests.rigs import programs
+from tests.rigs.shell.commandline import Shell
 
 SPEC = ("--simulate", "1xA30")
 APPLIED = "MIG configuration applied successfully\n"

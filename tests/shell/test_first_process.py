@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests import waiting
+from tests.rigs import waiting
 
 UNSHARE = ("unshare", "--pid", "--fork", "--mount-proc")
 STAND_IN = """

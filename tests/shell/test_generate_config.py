@@ -4,7 +4,7 @@ import pathlib
 
 import pytest
 
-from tests.kit.shell.commandline import Shell
+from tests.rigs.shell.commandline import Shell
 
 SPEC = ("--simulate", "1xA30")
 

@@ -8,7 +8,7 @@ import pytest
 from mig_manager.agent import agent_settings
 from mig_manager.cli import registry
 from mig_manager.cli.toolkit import parser
-from tests.kit.shell.commandline import Shell
+from tests.rigs.shell.commandline import Shell
 
 LINES = [
     pytest.param(example.line, id=example.line)

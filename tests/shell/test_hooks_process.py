@@ -5,8 +5,8 @@ import signal
 
 import pytest
 
-from tests import waiting
-from tests.kit.shell.shell_node import ShellNode
+from tests.rigs import waiting
+from tests.rigs.shell.shell_node import ShellNode
 
 POINTS = ("apply-start", "pre-apply-mode", "pre-apply-config", "apply-exit")
 SCRIPT = "echo $POINT >> log; env | grep ^MIG_ | sort > env.$POINT; {}"

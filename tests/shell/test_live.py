@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from tests import waiting
-from tests.kit.shell.shell_node import ShellNode
+from tests.rigs import waiting
+from tests.rigs.shell.shell_node import ShellNode
 from tests.shell import terminal
 
 _SCREEN = "\x1b[?1049h"

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 import pytest
 
 from testkit import nvml_faults
-from tests import waiting
-from tests.kit.shell import lost_stderr
-from tests.kit.shell.shell_node import ShellNode
+from tests.rigs import waiting
+from tests.rigs.shell import lost_stderr
+from tests.rigs.shell.shell_node import ShellNode
 
 CREATE = "nvmlDeviceCreateGpuInstanceWithPlacement"
 

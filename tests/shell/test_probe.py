@@ -11,7 +11,7 @@ from mig_manager import errors
 from mig_manager.adapters.host import web_server
 from mig_manager.agent import probe
 from mig_manager.core import liveness
-from tests import programs
+from tests.rigs import programs
 
 STUCK_AFTER_S = 10.0
 AGENT = ("/opt/bin/python", "/opt/bin/mig-manager", "agent")

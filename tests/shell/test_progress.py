@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from mig_manager.adapters.host import log
 from mig_manager.cli import progress
 from mig_manager.core import model, steps
-from tests.kit.shell.shell_node import ShellNode
+from tests.rigs.shell.shell_node import ShellNode
 from tests.shell import terminal
 
 _FRAME = re.compile(r"\r\x1b\[K([^\r\n]*)")

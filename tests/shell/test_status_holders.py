@@ -8,7 +8,7 @@ from mig_manager.core import gpu_processes
 from mig_manager.core.answers import gpu_answers
 from mig_manager.sandbox.driver import simulated_nvml, states
 from testkit import nvml_faults
-from tests.kit.shell import commandline
+from tests.rigs.shell import commandline
 
 POD = "0a1b2c3d-0a1b-0a1b-0a1b-0a1b2c3d4e5f"
 

@@ -16,8 +16,8 @@ from starlette import requests, responses, types
 
 from mig_manager.cli.support_bundle import bundle_content
 from mig_manager.sandbox.apiserver import server
-from tests import api_objects, contract
-from tests.kit.shell import commandline, plugin_rig
+from tests.rigs import api_objects, contract
+from tests.rigs.shell import commandline, plugin_rig
 from tests.shell import terminal
 
 SPEC = ("--simulate", "1xA30")

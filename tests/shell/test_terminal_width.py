@@ -10,7 +10,7 @@ import pytest
 from mig_manager.cli.toolkit import plan_table
 from mig_manager.core.display import bar
 from mig_manager.core.fleet import preview
-from tests.kit.shell import commandline, plugin_rig
+from tests.rigs.shell import commandline, plugin_rig
 from tests.shell import terminal
 
 _WIDTHS = (60, 80, 120, 200)

@@ -7,8 +7,8 @@ import pytest
 
 from mig_manager.sandbox.driver import states
 from testkit import nvml_faults
-from tests.kit.driver.eight_gpus import LAYOUTS, LOST, SPEC
-from tests.kit.shell import shell_node
+from tests.rigs.driver.eight_gpus import LAYOUTS, LOST, SPEC
+from tests.rigs.shell import shell_node
 
 OTHERS = (0, 1, 2, 4, 5, 6, 7)
 CREATE = "nvmlDeviceCreateGpuInstanceWithPlacement"

@@ -11,7 +11,7 @@ import yaml
 from mig_manager.catalogue import hardware
 from mig_manager.cli.toolkit import validation
 from mig_manager.core.layout import config
-from tests.kit.shell.commandline import Shell
+from tests.rigs.shell.commandline import Shell
 
 ROOT = pathlib.Path(__file__).parents[2]
 HOOKS = yaml.safe_load((ROOT / ".pre-commit-hooks.yaml").read_text())

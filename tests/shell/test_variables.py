@@ -6,7 +6,7 @@ import pathlib
 import pytest
 
 from mig_manager.cli import registry
-from tests.kit.shell.commandline import ONE_LAYOUT, SPEC, Shell
+from tests.rigs.shell.commandline import ONE_LAYOUT, SPEC, Shell
 
 
 @pytest.fixture

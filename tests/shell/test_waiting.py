@@ -6,7 +6,7 @@ import pytest
 
 from mig_manager.core import model
 from mig_manager.sandbox.driver import states
-from tests.kit.shell.shell_node import ShellNode
+from tests.rigs.shell.shell_node import ShellNode
 
 APPLIED = "MIG configuration applied successfully\n"
 FOR_A_RESET = states.Options(resets_itself=False)

@@ -6,7 +6,7 @@ import shutil
 import subprocess
 import sys
 
-from tests import programs
+from tests.rigs import programs
 
 ROOT = pathlib.Path(__file__).parents[2]
 TIMEOUT_S = 600

@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 
-from tests import programs
+from tests.rigs import programs
 from tests.shipped import building
 
 

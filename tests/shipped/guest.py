@@ -12,7 +12,7 @@ import subprocess
 import tempfile
 from collections.abc import Iterator
 
-from tests import programs, waiting
+from tests.rigs import programs, waiting
 from tests.shipped import building
 
 CACHE = pathlib.Path(os.environ.get("XDG_CACHE_HOME", pathlib.Path.home() / ".cache"))

@@ -11,9 +11,9 @@ import pytest
 import yaml
 
 import mig_manager
-from tests import programs
-from tests.api_objects import Object
-from tests.kit.shipped.overlays import kustomize
+from tests.rigs import programs
+from tests.rigs.api_objects import Object
+from tests.rigs.shipped.overlays import kustomize
 
 ROOT = pathlib.Path(__file__).parents[2]
 SOURCE = ROOT / "charts" / "mig-manager"

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests import programs
-from tests.kit.shell import commandline
-from tests.stage import agent_stage
+from tests.rigs import programs
+from tests.rigs.shell import commandline
+from tests.rigs.stage import agent_stage
 
 _LIMIT_KIB = 45 << 10
 _FORBIDDEN = frozenset(

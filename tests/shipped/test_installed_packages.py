@@ -8,8 +8,8 @@ import pytest
 
 import mig_manager
 from mig_manager.sandbox.driver import state_file
-from tests import waiting
-from tests.kit.shipped.unit_files import BOOT, SYSTEMD, UNITS
+from tests.rigs import waiting
+from tests.rigs.shipped.unit_files import BOOT, SYSTEMD, UNITS
 from tests.shipped import guest
 
 pytestmark = pytest.mark.release

@@ -11,9 +11,9 @@ import sys
 import pytest
 
 import mig_manager
-from tests import programs
-from tests.kit.shipped.unit_files import BOOT, MANUAL, SYSTEMD, UNITS
-from tests.programs import run, write_script
+from tests.rigs import programs
+from tests.rigs.programs import run, write_script
+from tests.rigs.shipped.unit_files import BOOT, MANUAL, SYSTEMD, UNITS
 
 SETTINGS = {"mig-manager.env", "config.yaml"}
 

@@ -20,8 +20,8 @@ import yaml
 
 import mig_manager
 from testkit import apiserver
-from tests import api_objects, programs
-from tests.kit.shell import plugin_rig
+from tests.rigs import api_objects, programs
+from tests.rigs.shell import plugin_rig
 
 ROOT = pathlib.Path(__file__).parents[2]
 PACK = ROOT / "release" / "krew" / "pack.py"

@@ -8,9 +8,9 @@ import pytest
 
 import mig_manager
 from mig_manager.core.node import well_known
-from tests.api_objects import Object
-from tests.kit.shipped.overlays import AGENTS, OVERLAYS, ROOT, Overlay, overlay
-from tests.kit.shipped.unit_files import (
+from tests.rigs.api_objects import Object
+from tests.rigs.shipped.overlays import AGENTS, OVERLAYS, ROOT, Overlay, overlay
+from tests.rigs.shipped.unit_files import (
     longest_stop_s,
     settings_of_agent,
     unit_command_line,

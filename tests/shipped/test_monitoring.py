@@ -22,9 +22,9 @@ from mig_manager.core.planner import planner
 from mig_manager.partitioner import metrics as partitioner_metrics
 from mig_manager.sandbox.driver import simulated_nvml, simulated_worker
 from testkit import nvml_faults
-from tests import programs
-from tests.kit.shipped.overlays import kustomize
-from tests.node import agents, fakes, nodes
+from tests.rigs import programs
+from tests.rigs.node import agents, fakes, nodes
+from tests.rigs.shipped.overlays import kustomize
 
 ROOT = pathlib.Path(__file__).parents[2]
 MONITORING = ROOT / "deploy" / "monitoring"

@@ -19,12 +19,12 @@ import mig_manager
 from mig_manager.core.layout import config
 from mig_manager.sandbox.apiserver import kinds
 from testkit import apiserver
-from tests import programs, waiting
-from tests.api_objects import Object
-from tests.kit.cluster import operator_pod
-from tests.kit.shipped.overlays import AGENTS, OVERLAYS, ROOT, kustomize, overlay
-from tests.kit.shipped.unit_files import settings_of_agent
-from tests.stage import clusters, plain_node
+from tests.rigs import programs, waiting
+from tests.rigs.api_objects import Object
+from tests.rigs.cluster import operator_pod
+from tests.rigs.shipped.overlays import AGENTS, OVERLAYS, ROOT, kustomize, overlay
+from tests.rigs.shipped.unit_files import settings_of_agent
+from tests.rigs.stage import clusters, plain_node
 
 LAYOUT = "all-1g.5gb"
 

@@ -14,8 +14,8 @@ import tomllib
 import pytest
 
 import mig_manager
-from tests import programs
-from tests.kit.shipped.unit_files import MANUAL, PLUGIN_MANUAL, UNITS
+from tests.rigs import programs
+from tests.rigs.shipped.unit_files import MANUAL, PLUGIN_MANUAL, UNITS
 from tests.shipped import building, guest
 
 pytestmark = pytest.mark.release

@@ -17,9 +17,9 @@ import pytest
 import mig_manager
 from mig_manager.cli import registry
 from mig_manager.cli.toolkit import parser
-from tests import contract, programs
-from tests.kit.shipped.dockerfile import instructions
-from tests.kit.shipped.unit_files import MANUAL, PLUGIN_MANUAL
+from tests.rigs import contract, programs
+from tests.rigs.shipped.dockerfile import instructions
+from tests.rigs.shipped.unit_files import MANUAL, PLUGIN_MANUAL
 from tests.shipped import building, locks
 
 ROOT = pathlib.Path(__file__).parents[2]

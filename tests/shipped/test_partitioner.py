@@ -8,9 +8,9 @@ from mig_manager.adapters.kubernetes import leader
 from mig_manager.cli import registry
 from mig_manager.cli.toolkit import parser
 from mig_manager.partitioner import partitioner_settings
-from tests.api_objects import Object
-from tests.kit.shipped import overlays
-from tests.kit.shipped.unit_files import RecordedEnvironment
+from tests.rigs.api_objects import Object
+from tests.rigs.shipped import overlays
+from tests.rigs.shipped.unit_files import RecordedEnvironment
 
 NAME = "mig-manager-partitioner"
 

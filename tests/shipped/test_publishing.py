@@ -14,7 +14,7 @@ import zipfile
 import pytest
 
 import mig_manager
-from tests import programs
+from tests.rigs import programs
 from tests.shipped import building
 
 ROOT = pathlib.Path(__file__).parents[2]

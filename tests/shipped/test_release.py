@@ -18,7 +18,7 @@ import packaging.utils
 import pytest
 
 import mig_manager
-from tests import programs
+from tests.rigs import programs
 from tests.shipped import locks
 from tests.shipped.building import EPOCH, run, uv
 

@@ -6,7 +6,7 @@ import yaml
 
 from mig_manager.catalogue import hardware
 from mig_manager.core.node import resources
-from tests.kit.shipped.overlays import ROOT, kustomize
+from tests.rigs.shipped.overlays import ROOT, kustomize
 
 CONFIG = ROOT / "deploy" / "scheduler" / "config.yaml"
 

@@ -12,8 +12,8 @@ import pytest
 import yaml
 
 from mig_manager.core.records import capacity
-from tests import contract
-from tests.kit.shell import commandline
+from tests.rigs import contract
+from tests.rigs.shell import commandline
 
 ROOT = pathlib.Path(__file__).parents[2]
 DIGESTS = contract.GOLDEN.with_name("schemas.sha256")

@@ -14,7 +14,7 @@ from mig_manager.catalogue import hardware
 from mig_manager.core import model
 from mig_manager.core.layout import config, gpu_selectors, layouts
 from mig_manager.core.planner import planner
-from tests.node import gpu_values
+from tests.rigs.node import gpu_values
 
 PATH = pathlib.Path(__file__).parents[2] / "profiles" / "mig-parted.yaml"
 TEXT = PATH.read_text("utf-8")

@@ -15,7 +15,8 @@ from mig_manager.agent import agent_settings
 from mig_manager.cli import registry
 from mig_manager.cli.commands import boot
 from mig_manager.cli.toolkit import parser
-from tests.kit.shipped.unit_files import (
+from tests.rigs.programs import run
+from tests.rigs.shipped.unit_files import (
     BOOT,
     ROOT,
     SYSTEMD,
@@ -28,7 +29,6 @@ from tests.kit.shipped.unit_files import (
     unit_command_line,
     unit_environ,
 )
-from tests.programs import run
 
 EXPOSURE = 40  # from 0, nothing to fear, to 100
 NO_SYSTEMD = pytest.mark.skipif(

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.api_objects import Object
+from tests.rigs.api_objects import Object
 
 ROOT = pathlib.Path(__file__).parents[2]
 FOLDER = ROOT / ".github" / "workflows"

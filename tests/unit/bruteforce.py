@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 
 from mig_manager.catalogue import hardware
 from mig_manager.core import model
-from tests.node import driver_rules
+from tests.rigs.node import driver_rules
 
 Counts = tuple[int, ...]  # how many of each profile, in the order in which the GPU lists them
 

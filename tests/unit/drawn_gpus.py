@@ -3,8 +3,8 @@
 from hypothesis import strategies as st
 
 from mig_manager.core import model
-from tests.kit.planner import oracle
-from tests.node import driver_rules, samples
+from tests.rigs.node import driver_rules, samples
+from tests.rigs.planner import oracle
 
 
 @st.composite

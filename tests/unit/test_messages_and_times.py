@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from mig_manager import errors, reasons
 from mig_manager.agent import outcomes
 from mig_manager.core import messages, timestamps, timing
-from tests.node import fakes
+from tests.rigs.node import fakes
 
 NOW = dt.datetime(2026, 3, 1, 12, 0, 0, tzinfo=dt.UTC)
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.kit.host import systemd_rig
+from tests.rigs.host import systemd_rig
 
 
 @pytest.fixture

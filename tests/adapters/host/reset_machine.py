@@ -11,9 +11,9 @@ from mig_manager.adapters.host import gpu_reset, programs
 from mig_manager.core import model
 from mig_manager.sandbox.driver import states
 from testkit import nvidia_smi
-from tests.kit.host import proc_tree
-from tests.node.nvml_rig import ON, NvmlRig, mode_step
-from tests.programs import write_script
+from tests.rigs.host import proc_tree
+from tests.rigs.node.nvml_rig import ON, NvmlRig, mode_step
+from tests.rigs.programs import write_script
 
 WAITING = states.Options(resets_itself=False)
 Gpus = Sequence[model.Gpu]

@@ -4,7 +4,7 @@ import pathlib
 import shutil
 
 from mig_manager.core.settings import host_settings
-from tests import programs
+from tests.rigs import programs
 
 _PROGRAMS = ("sh", "cat", "sleep", "env")
 

@@ -11,8 +11,8 @@ import structlog.testing
 from mig_manager import errors, reasons
 from mig_manager.adapters.host import cdi, device_nodes, programs
 from tests.adapters.host import root_filesystems
-from tests.kit.host import privileges, proc_tree
-from tests.programs import write_script
+from tests.rigs.host import privileges, proc_tree
+from tests.rigs.programs import write_script
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="chroot(2) is for root")
 

@@ -12,7 +12,7 @@ from structlog.typing import EventDict
 
 from mig_manager import errors, reasons
 from mig_manager.adapters.host import device_nodes
-from tests.kit.host import proc_tree
+from tests.rigs.host import proc_tree
 
 Logs = list[EventDict]
 MAJOR = 240  # one of those that are for local use (Linux, ``devices.txt``)

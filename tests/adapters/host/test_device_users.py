@@ -9,7 +9,7 @@ import uuid
 import pytest
 
 from mig_manager.adapters.host import device_users, procfs
-from tests.kit.host.proc_tree import ProcTree
+from tests.rigs.host.proc_tree import ProcTree
 
 UID = "8a3f6c1e-0b2d-4c5e-9f70-1a2b3c4d5e6f"
 UNDERSCORED = UID.replace("-", "_")

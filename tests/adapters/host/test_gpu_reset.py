@@ -15,9 +15,9 @@ from mig_manager.reasons import Reason
 from mig_manager.sandbox.driver import states
 from tests.adapters.host import root_filesystems
 from tests.adapters.host.reset_machine import WAITING, Gpus, ResetMachine
-from tests.node import nvml_rig
-from tests.node.nvml_rig import OFF, ON
-from tests.programs import write_script
+from tests.rigs.node import nvml_rig
+from tests.rigs.node.nvml_rig import OFF, ON
+from tests.rigs.programs import write_script
 
 A100 = "a100-sxm4-40gb"
 BUSY = ("InUse", "in use")

@@ -11,8 +11,8 @@ from mig_manager import errors, reasons
 from mig_manager.adapters.host import hooks
 from mig_manager.core.files import hook_files
 from mig_manager.core.files.hook_files import Point
-from tests import programs, waiting
-from tests.kit.host import processes
+from tests.rigs import programs, waiting
+from tests.rigs.host import processes
 
 PATH = os.defpath
 

@@ -11,10 +11,10 @@ from mig_manager import errors, reasons
 from mig_manager.adapters.host import hooks, logind
 from mig_manager.core import ports
 from mig_manager.core.files import hook_files
-from tests.kit.host import systemd_rig
-from tests.kit.host.systemd_rig import NVSM, Act, Unit
-from tests.node import fake_host, node_rig
-from tests.programs import write_script
+from tests.rigs.host import systemd_rig
+from tests.rigs.host.systemd_rig import NVSM, Act, Unit
+from tests.rigs.node import fake_host, node_rig
+from tests.rigs.programs import write_script
 
 SOCKET, OFF, BROKEN = "nvsm.socket", "off.service", "broken.service"
 

@@ -6,7 +6,7 @@ import pytest
 
 from mig_manager import errors
 from mig_manager.adapters.host import journald, programs
-from tests.programs import write_script
+from tests.rigs.programs import write_script
 
 
 def read(folder: pathlib.Path, selection: tuple[str, ...] = journald.OF_DRIVER) -> str:

@@ -17,7 +17,7 @@ import structlog.testing
 from mig_manager import errors, reasons
 from mig_manager.adapters import host
 from mig_manager.adapters.host import lock_file, procfs
-from tests.node import fakes
+from tests.rigs.node import fakes
 
 HOLDER = """
 import pathlib, sys

@@ -16,7 +16,7 @@ import structlog
 
 from mig_manager.adapters.host import log
 from mig_manager.cli.toolkit import console
-from tests.kit.shell import commandline, lost_stderr
+from tests.rigs.shell import commandline, lost_stderr
 
 
 @pytest.fixture(autouse=True)

@@ -7,10 +7,10 @@ import pytest
 
 from mig_manager import errors, reasons
 from mig_manager.adapters.host import programs
-from tests import waiting
 from tests.adapters.host import root_filesystems
-from tests.kit.host.processes import is_dead
-from tests.programs import write_script
+from tests.rigs import waiting
+from tests.rigs.host.processes import is_dead
+from tests.rigs.programs import write_script
 
 pytestmark = pytest.mark.usefixtures("leaves_nothing_behind")
 

@@ -9,7 +9,7 @@ import pytest
 
 from mig_manager import errors, reasons
 from mig_manager.adapters.host import subprocesses
-from tests.kit.host import processes
+from tests.rigs.host import processes
 
 pytestmark = pytest.mark.usefixtures("leaves_nothing_behind")
 

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from mig_manager import errors
 from mig_manager.adapters.host import logind, systemd
 from mig_manager.reasons import Reason
-from tests.kit.host import processes, systemd_rig
-from tests.kit.host.systemd_rig import NVSM, Act, Unit, fails, fake_systemd, services
-from tests.kit.host.systemd_rig import DBusDaemon as Bus
+from tests.rigs.host import processes, systemd_rig
+from tests.rigs.host.systemd_rig import NVSM, Act, Unit, fails, fake_systemd, services
+from tests.rigs.host.systemd_rig import DBusDaemon as Bus
 
 # -- the bus ----------------------------------------------------------------------------------
 

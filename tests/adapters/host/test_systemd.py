@@ -8,9 +8,9 @@ import pytest
 from mig_manager.adapters.host import systemd
 from mig_manager.core.files import service_files
 from mig_manager.reasons import Reason
-from tests.kit.host import systemd_rig
-from tests.kit.host.systemd_rig import NO_LIMIT_US, NVSM, Act, Unit, fails, fake_systemd, services
-from tests.kit.host.systemd_rig import DBusDaemon as Bus
+from tests.rigs.host import systemd_rig
+from tests.rigs.host.systemd_rig import NO_LIMIT_US, NVSM, Act, Unit, fails, fake_systemd, services
+from tests.rigs.host.systemd_rig import DBusDaemon as Bus
 
 DCGM, OTHER = "nvidia-dcgm.service", "other.service"
 EXPORTER, SOCKET = "dcgm-exporter.service", "nvsm.socket"

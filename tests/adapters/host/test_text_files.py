@@ -9,7 +9,7 @@ import pytest
 from mig_manager import errors
 from mig_manager.adapters.host import files
 from mig_manager.core import ports
-from tests.node import kept_file
+from tests.rigs.node import kept_file
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import pytest
 from mig_manager import errors
 from mig_manager.adapters.host import web_server
 from mig_manager.core import liveness
-from tests import waiting
+from tests.rigs import waiting
 
 STUCK_AFTER_S = 10.0
 

@@ -9,9 +9,9 @@ import pytest
 
 from mig_manager import errors, reasons
 from mig_manager.adapters import pod_resources
-from tests import waiting
-from tests.kit.cluster.kubelet_rig import GPU, GrpcKubelet, devices
-from tests.kit.host.processes import children, descriptors
+from tests.rigs import waiting
+from tests.rigs.cluster.kubelet_rig import GPU, GrpcKubelet, devices
+from tests.rigs.host.processes import children, descriptors
 
 
 @pytest.fixture

@@ -13,10 +13,10 @@ import pytest
 from mig_manager import errors, reasons
 from mig_manager.adapters import pod_resources
 from mig_manager.core.node import pod_object
-from tests import programs
-from tests.kit.cluster.kubelet_rig import GPU, GrpcKubelet, devices, pod
-from tests.kit.driver import c_library
-from tests.kit.host import processes
+from tests.rigs import programs
+from tests.rigs.cluster.kubelet_rig import GPU, GrpcKubelet, devices, pod
+from tests.rigs.driver import c_library
+from tests.rigs.host import processes
 
 WRITTEN = pathlib.Path(__file__).parent / "kubelet_messages"
 """Kubelet's messages, made by Kubernetes' Go types and not by our table."""

@@ -3,7 +3,7 @@
 import pytest
 
 from mig_manager.adapters.kubernetes import api, pods
-from tests.node import fakes
+from tests.rigs.node import fakes
 
 
 @pytest.fixture

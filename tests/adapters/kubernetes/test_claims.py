@@ -10,11 +10,11 @@ from mig_manager.adapters.kubernetes import api, device_claims, pod_claims, pods
 from mig_manager.core.node import gpu_use, pod_object, well_known
 from mig_manager.sandbox.apiserver import kinds
 from testkit import apiserver
-from tests import waiting
 from tests.adapters.kubernetes import kube_rig
 from tests.adapters.kubernetes.kube_rig import answer, refuse
-from tests.api_objects import a_claim, a_device, a_pod, a_resource_slice
-from tests.node import fakes
+from tests.rigs import waiting
+from tests.rigs.api_objects import a_claim, a_device, a_pod, a_resource_slice
+from tests.rigs.node import fakes
 
 DRIVER = well_known.GPU_CLAIM_DRIVER
 ONE = frozenset({"MIG-0"})

@@ -15,8 +15,8 @@ from mig_manager.core.node import node_object, well_known
 from mig_manager.core.records import gpu_recovery, readiness
 from mig_manager.sandbox.apiserver import kinds
 from testkit import apiserver
-from tests import api_objects
-from tests.node import fakes
+from tests.rigs import api_objects
+from tests.rigs.node import fakes
 
 OTHER = {"key": "dedicated", "value": "gpu", "effect": "NoSchedule"}
 RIVAL = {"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule"}

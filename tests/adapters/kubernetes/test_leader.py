@@ -13,9 +13,9 @@ from mig_manager.adapters.kubernetes import leader, lease_slots
 from mig_manager.core.node import lease
 from mig_manager.sandbox.apiserver import kinds
 from testkit import apiserver
-from tests import api_objects
-from tests.kit.cluster.mortal_api import MortalApi
-from tests.node import fakes, strikes
+from tests.rigs import api_objects
+from tests.rigs.cluster.mortal_api import MortalApi
+from tests.rigs.node import fakes, strikes
 
 NAMESPACE = "mig-manager"
 LEASE = "mig-manager-partitioner"

@@ -11,8 +11,8 @@ from mig_manager.adapters.kubernetes import api, lease_slots
 from mig_manager.core.node import well_known
 from mig_manager.sandbox.apiserver import kinds
 from testkit import apiserver
-from tests import api_objects, waiting
-from tests.node import fakes
+from tests.rigs import api_objects, waiting
+from tests.rigs.node import fakes
 
 NAMESPACE = "mig-manager"
 LEASE = "mig-manager-slot-0"

@@ -9,7 +9,7 @@ from mig_manager.adapters import cluster_reader
 from mig_manager.adapters.kubernetes import api, pods
 from mig_manager.core.node import evictions, pod_object
 from testkit import apiserver
-from tests.api_objects import a_pod
+from tests.rigs.api_objects import a_pod
 
 
 def test_list_returns_all_pages_of_the_nodes_pods_in_every_phase(

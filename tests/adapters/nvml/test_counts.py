@@ -14,9 +14,9 @@ from mig_manager.core import model
 from mig_manager.core.planner import planner
 from mig_manager.sandbox.driver import simulated_nvml
 from testkit import matrix, nvml_faults
-from tests.kit.driver import nvml_codes
-from tests.kit.planner import oracle
-from tests.node import gpu_values
+from tests.rigs.driver import nvml_codes
+from tests.rigs.node import gpu_values
+from tests.rigs.planner import oracle
 
 ON = model.MigMode.ENABLED
 

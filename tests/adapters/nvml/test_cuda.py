@@ -6,9 +6,9 @@ from collections.abc import Iterator
 import pytest
 
 from mig_manager.adapters import cuda
-from tests import waiting
-from tests.kit.driver import c_library
-from tests.kit.shell import shell_node
+from tests.rigs import waiting
+from tests.rigs.driver import c_library
+from tests.rigs.shell import shell_node
 
 
 @pytest.fixture

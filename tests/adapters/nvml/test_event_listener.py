@@ -18,9 +18,9 @@ from mig_manager.adapters.nvml import event_listener, worker_client
 from mig_manager.core import timing
 from mig_manager.sandbox.driver import simulated_nvml, simulated_worker, states
 from testkit import nvml_faults
-from tests import waiting
-from tests.kit.host import processes
-from tests.kit.host.processes import children
+from tests.rigs import waiting
+from tests.rigs.host import processes
+from tests.rigs.host.processes import children
 
 SOON_S = 60.0
 AT_ONCE = timing.Backoff(first_s=0.01, max_s=0.01)

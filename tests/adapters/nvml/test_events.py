@@ -10,7 +10,7 @@ from mig_manager.adapters.nvml import events
 from mig_manager.core import model
 from mig_manager.sandbox.driver import states
 from testkit import nvml_faults
-from tests.node import nvml_rig
+from tests.rigs.node import nvml_rig
 
 SOON_S = 10.0
 

@@ -9,7 +9,7 @@ import pytest
 from mig_manager import errors, reasons
 from mig_manager.adapters.nvml import library
 from mig_manager.core import model
-from tests.node.nvml_rig import Boot, NvmlRig, ci_step, content, everything, gi_step
+from tests.rigs.node.nvml_rig import Boot, NvmlRig, ci_step, content, everything, gi_step
 
 T = TypeVar("T")
 

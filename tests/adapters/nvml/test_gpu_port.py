@@ -7,7 +7,7 @@ import pytest
 from mig_manager import errors, reasons
 from mig_manager.core import model, ports, profile_name, steps
 from mig_manager.core.planner import planner
-from tests.node import fake_host, gpu_values, node_rig, nvml_rig
+from tests.rigs.node import fake_host, gpu_values, node_rig, nvml_rig
 
 SPEC = "2xA100-SXM4-40GB"
 EMPTY, WHOLE, SLICED = (

@@ -9,7 +9,7 @@ import pytest
 from mig_manager import errors, reasons
 from mig_manager.adapters.nvml import library
 from mig_manager.sandbox.driver import states
-from tests.node.nvml_rig import ON, NvmlRig
+from tests.rigs.node.nvml_rig import ON, NvmlRig
 
 
 @pytest.fixture

@@ -16,8 +16,8 @@ from mig_manager.core import model
 from mig_manager.core.planner import planner
 from mig_manager.sandbox.driver import calls, simulated_nvml, states
 from testkit import matrix, nvml_faults
-from tests.node import nvml_rig
-from tests.node.nvml_rig import OFF, Boot, NvmlRig, ci_step, end_steps, gi_step
+from tests.rigs.node import nvml_rig
+from tests.rigs.node.nvml_rig import OFF, Boot, NvmlRig, ci_step, end_steps, gi_step
 
 PRODUCTS = [
     pytest.param(product, id=product.key)

@@ -9,9 +9,9 @@ from mig_manager import errors, reasons
 from mig_manager.adapters.nvml import library, nvml_gpus, processes
 from mig_manager.core import steps
 from mig_manager.sandbox.driver import states
-from tests.kit.host.proc_tree import ProcTree
-from tests.node import fakes
-from tests.node.nvml_rig import ON, Boot, NvmlRig, end_steps, mode_step, plan_of
+from tests.rigs.host.proc_tree import ProcTree
+from tests.rigs.node import fakes
+from tests.rigs.node.nvml_rig import ON, Boot, NvmlRig, end_steps, mode_step, plan_of
 
 UID = "8a3f6c1e-0b2d-4c5e-9f70-1a2b3c4d5e6f"
 CAP = "/dev/nvidia-caps/nvidia-cap"

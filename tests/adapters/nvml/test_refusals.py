@@ -11,7 +11,7 @@ from mig_manager import reasons
 from mig_manager.core import model
 from mig_manager.sandbox.driver import states
 from testkit import nvml_faults
-from tests.node.nvml_rig import (
+from tests.rigs.node.nvml_rig import (
     OFF,
     ON,
     Boot,

@@ -11,8 +11,8 @@ from mig_manager import errors, reasons
 from mig_manager.adapters.nvml import step_executor
 from mig_manager.core import model, profile_name, steps
 from mig_manager.sandbox.driver import states
-from tests.kit.driver import nvml_codes
-from tests.node.nvml_rig import (
+from tests.rigs.driver import nvml_codes
+from tests.rigs.node.nvml_rig import (
     OFF,
     ON,
     Boot,

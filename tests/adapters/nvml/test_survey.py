@@ -22,9 +22,9 @@ from mig_manager.core.acceptance import surveys
 from mig_manager.core.files import json_text
 from mig_manager.sandbox.driver import states
 from testkit import nvml_faults
-from tests.kit.driver import alterations
-from tests.node import nvml_rig
-from tests.node.nvml_rig import rig
+from tests.rigs.driver import alterations
+from tests.rigs.node import nvml_rig
+from tests.rigs.node.nvml_rig import rig
 
 ADAPTER = pathlib.Path(survey.__file__).parent
 EVERY = tuple(p.key for p in hardware.products().values() if not p.not_simulatable)

@@ -14,8 +14,8 @@ import structlog.testing
 from mig_manager import errors, reasons
 from mig_manager.adapters.nvml import worker_client
 from mig_manager.core import steps
-from tests import waiting
-from tests.kit.host import processes
+from tests.rigs import waiting
+from tests.rigs.host import processes
 
 pytestmark = pytest.mark.usefixtures("leaves_nothing_behind")
 

@@ -15,8 +15,8 @@ from mig_manager.adapters.nvml import worker_client
 from mig_manager.core import model, steps
 from mig_manager.sandbox.driver import simulated_worker
 from testkit import nvml_faults
-from tests.kit.host import proc_tree, processes
-from tests.node import nvml_rig
+from tests.rigs.host import proc_tree, processes
+from tests.rigs.node import nvml_rig
 
 pytestmark = pytest.mark.usefixtures("leaves_nothing_behind")
 

@@ -4,9 +4,9 @@ import datetime as dt
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tests.kit.cluster.partitions import NOW, pod
-from tests.kit.shell import commandline
 from tests.partitioner import rigs
+from tests.rigs.cluster.partitions import NOW, pod
+from tests.rigs.shell import commandline
 
 
 def past(

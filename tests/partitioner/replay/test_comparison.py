@@ -12,11 +12,11 @@ from mig_manager.core.node import well_known
 from mig_manager.core.partitioning import decisions
 from mig_manager.core.records import run_status
 from mig_manager.partitioner.replay import comparison, past_pods, simulated_cluster
-from tests import api_objects
-from tests.kit.cluster import partitions
-from tests.kit.cluster.partitions import NOW, SMALL, node, pod
-from tests.kit.shell import commandline
 from tests.partitioner.replay import replays
+from tests.rigs import api_objects
+from tests.rigs.cluster import partitions
+from tests.rigs.cluster.partitions import NOW, SMALL, node, pod
+from tests.rigs.shell import commandline
 
 _NODES = [node("a", SMALL), node("b", SMALL)]
 _DAY = [

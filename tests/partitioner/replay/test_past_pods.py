@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from tests import programs, waiting
-from tests.kit.cluster import envtest
-from tests.kit.cluster.partitions import NOW, SMALL, node
-from tests.kit.shell import commandline
 from tests.partitioner.replay import replays
+from tests.rigs import programs, waiting
+from tests.rigs.cluster import envtest
+from tests.rigs.cluster.partitions import NOW, SMALL, node
+from tests.rigs.shell import commandline
 
 
 def samples_of(

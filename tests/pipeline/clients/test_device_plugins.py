@@ -8,7 +8,7 @@ import pytest
 from mig_manager.core import model
 from mig_manager.core.node import discovery_labels, pod_object, well_known
 from mig_manager.reasons import Reason
-from tests.node import agents, ends, fakes, node_rig, nodes, strikes
+from tests.rigs.node import agents, ends, fakes, node_rig, nodes, strikes
 
 
 def test_plugin_that_cannot_be_verified_is_restarted_once() -> None:

@@ -7,7 +7,6 @@ import pytest
 from mig_manager.core import model, steps
 from mig_manager.core.node import claims, policies, well_known
 from mig_manager.reasons import Reason
-from tests.node import agents, ends, gpu_values, node_rig, nodes, strikes
 from tests.pipeline.dra_scenes import (
     KEEP_ONE,
     add_unbound,
@@ -15,6 +14,7 @@ from tests.pipeline.dra_scenes import (
     without_driver,
     without_pods,
 )
+from tests.rigs.node import agents, ends, gpu_values, node_rig, nodes, strikes
 
 
 def starts(rig: node_rig.NodeRig) -> list[str]:

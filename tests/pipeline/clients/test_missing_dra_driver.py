@@ -9,13 +9,13 @@ from mig_manager.core import model, steps
 from mig_manager.core.node import claims, pod_object, well_known
 from mig_manager.core.records import journals, node_entries
 from mig_manager.reasons import Reason
-from tests.node import agents, ends, fake_cluster, node_rig, nodes, strikes
 from tests.pipeline.dra_scenes import (
     KEEP_ONE,
     published_uuids,
     without_driver,
     without_pods,
 )
+from tests.rigs.node import agents, ends, fake_cluster, node_rig, nodes, strikes
 
 
 def test_driver_between_two_pods_is_waited_for_before_evictions() -> None:

@@ -9,8 +9,8 @@ from mig_manager.core.node import (
     clients,
 )
 from mig_manager.reasons import Reason
-from tests.node import ends, fakes, nodes, strikes
-from tests.node.nodes import (
+from tests.rigs.node import ends, fakes, nodes, strikes
+from tests.rigs.node.nodes import (
     DCGM,
     EXPORTER,
     GFD,

@@ -10,7 +10,7 @@ from mig_manager.agent import drift, outcomes
 from mig_manager.agent.reports import metrics
 from mig_manager.core.node import well_known
 from mig_manager.reasons import Reason
-from tests.node import agents, ends, node_rig, nodes
+from tests.rigs.node import agents, ends, node_rig, nodes
 
 LAYOUT = "all-1g.5gb"
 PHANTOM = "nvidia.com/mig-3g.20gb"

@@ -8,8 +8,8 @@ from mig_manager.core.node import (
     well_known,
 )
 from mig_manager.reasons import Reason
-from tests.node import agents, ends, nodes, strikes
-from tests.node.nodes import (
+from tests.rigs.node import agents, ends, nodes, strikes
+from tests.rigs.node.nodes import (
     sharing_node,
 )
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from tests.node.node_rig import NodeRig
 from tests.pipeline.drain.drains import empty, gpu_pod
+from tests.rigs.node.node_rig import NodeRig
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 import dataclasses
 
 from mig_manager.agent import outcomes
-from tests.node import agents, cluster_parts, node_rig, nodes
+from tests.rigs.node import agents, cluster_parts, node_rig, nodes
 
 
 class Deployment:

@@ -8,8 +8,8 @@ from mig_manager import errors, reasons
 from mig_manager.agent import agent_settings
 from mig_manager.agent.pods import drain, drain_scope
 from mig_manager.core.node import client_table, gpu_use, policies
-from tests.node import agents, driver_rules, fake_cluster, fakes, gpu_values
-from tests.node.node_rig import NodeRig
+from tests.rigs.node import agents, driver_rules, fake_cluster, fakes, gpu_values
+from tests.rigs.node.node_rig import NodeRig
 
 DOOMED = driver_rules.mig_uuid("doomed")
 

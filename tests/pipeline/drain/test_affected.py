@@ -11,8 +11,8 @@ import pytest
 from mig_manager.core import steps
 from mig_manager.core.node import well_known
 from mig_manager.reasons import Reason
-from tests import layout_table
-from tests.node import agents, ends, node_rig, nodes, strikes
+from tests.rigs import layout_table
+from tests.rigs.node import agents, ends, node_rig, nodes, strikes
 
 SIX = """
 version: v1

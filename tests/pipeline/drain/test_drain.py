@@ -14,8 +14,6 @@ from mig_manager.agent.pods import drain_scope
 from mig_manager.core import ports
 from mig_manager.core.node import evictions, pod_object, policies
 from mig_manager.reasons import Reason
-from tests.node import driver_rules, fake_cluster, fakes, strikes
-from tests.node.node_rig import NodeRig
 from tests.pipeline.drain.drains import (
     DOOMED,
     FORCE,
@@ -28,6 +26,8 @@ from tests.pipeline.drain.drains import (
     run_drain,
     usage_of,
 )
+from tests.rigs.node import driver_rules, fake_cluster, fakes, strikes
+from tests.rigs.node.node_rig import NodeRig
 
 
 @pytest.mark.parametrize("policy", [*policies.DrainPolicy])

@@ -10,7 +10,6 @@ from mig_manager import errors
 from mig_manager.core import model
 from mig_manager.core.node import well_known
 from mig_manager.reasons import Reason
-from tests.node import agents, ends, fakes, inboxes, node_rig, nodes, strikes
 from tests.pipeline.drain import drains
 from tests.pipeline.drain.deployments import (
     CONFIG,
@@ -20,6 +19,7 @@ from tests.pipeline.drain.deployments import (
     node_with,
     try_once,
 )
+from tests.rigs.node import agents, ends, fakes, inboxes, node_rig, nodes, strikes
 
 News = Callable[[inboxes.Inbox, node_rig.NodeRig], object]
 

@@ -9,8 +9,6 @@ import pytest
 from mig_manager import errors
 from mig_manager.core.node import evictions, pod_object, policies
 from mig_manager.reasons import Reason
-from tests.node import fake_cluster, fakes, strikes
-from tests.node.node_rig import NodeRig
 from tests.pipeline.drain.drains import (
     FORBIDDEN,
     FORCE,
@@ -25,6 +23,8 @@ from tests.pipeline.drain.drains import (
     run_drain,
     usage_of,
 )
+from tests.rigs.node import fake_cluster, fakes, strikes
+from tests.rigs.node.node_rig import NodeRig
 
 
 def test_where_evictions_are_forbidden_the_pods_are_waited_for() -> None:

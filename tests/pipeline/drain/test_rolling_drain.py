@@ -9,8 +9,8 @@ from mig_manager import errors
 from mig_manager.core import model
 from mig_manager.core.node import policies, well_known
 from mig_manager.reasons import Reason
-from tests.node import agents, cluster_parts, ends, nodes, strikes
 from tests.pipeline.drain.deployments import CONFIG, Deployment, is_closed, node_with, try_once
+from tests.rigs.node import agents, cluster_parts, ends, nodes, strikes
 
 
 def test_partial_budget_drains_as_successors_get_ready() -> None:

@@ -11,8 +11,8 @@ from mig_manager.agent import outcomes
 from mig_manager.core import model
 from mig_manager.core.node import well_known
 from mig_manager.core.settings import node_settings
-from tests.node import agents, ends, fakes, gpu_values, node_rig, nodes, strikes
 from tests.pipeline import repairs
+from tests.rigs.node import agents, ends, fakes, gpu_values, node_rig, nodes, strikes
 
 LAYOUT = "all-balanced"
 RESET = model.RecoveryAction.GPU_RESET

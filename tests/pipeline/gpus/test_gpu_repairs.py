@@ -11,8 +11,8 @@ from mig_manager.agent import drift
 from mig_manager.core import model, steps
 from mig_manager.core.node import well_known
 from mig_manager.core.settings import node_settings
-from tests.node import agents, ends, fakes, gpu_values, node_rig, samples, strikes
 from tests.pipeline import repairs
+from tests.rigs.node import agents, ends, fakes, gpu_values, node_rig, samples, strikes
 
 DAY_S = 86400.0
 

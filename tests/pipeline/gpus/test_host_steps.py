@@ -10,7 +10,7 @@ from mig_manager.core import liveness, model, ports, steps
 from mig_manager.core.node import well_known
 from mig_manager.core.records import journals, verified_layouts
 from mig_manager.reasons import Reason
-from tests.node import agents, ends, gpu_values, node_rig, nodes, strikes
+from tests.rigs.node import agents, ends, gpu_values, node_rig, nodes, strikes
 
 ALL_1G = "all-1g.5gb"
 NO_MIG = model.DesiredGpu(mode=model.MigMode.DISABLED)

@@ -8,10 +8,10 @@ import pytest
 from mig_manager.core import gpu_processes, steps
 from mig_manager.core.node import policies, well_known
 from mig_manager.reasons import Reason
-from tests.node import agents, driver_rules, ends, node_rig, nodes, strikes
 from tests.pipeline import drifts
 from tests.pipeline.custom_requests import ON, custom_layout, document, run
 from tests.pipeline.gpu_processes import WHOLE, of_pods, outdated_node, process
+from tests.rigs.node import agents, driver_rules, ends, node_rig, nodes, strikes
 
 RETRIES = 3  # how often a run is repeated, with a new agent each time
 

@@ -15,9 +15,9 @@ from mig_manager.core.node import well_known
 from mig_manager.reasons import Reason
 from mig_manager.sandbox.driver import simulated_nvml, states
 from testkit import nvidia_smi, nvml_faults
-from tests.kit.driver import nvml_codes
-from tests.kit.host import proc_tree
-from tests.node import agents, ends, simulated_rig
+from tests.rigs.driver import nvml_codes
+from tests.rigs.host import proc_tree
+from tests.rigs.node import agents, ends, simulated_rig
 
 LAYOUTS = """\
 version: v1

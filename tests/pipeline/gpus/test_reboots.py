@@ -13,7 +13,7 @@ from mig_manager.core import model, steps
 from mig_manager.core.node import policies, well_known
 from mig_manager.core.records import verified_layouts
 from mig_manager.reasons import Reason
-from tests.node import agents, ends, fakes, gpu_values, node_rig, nodes, strikes
+from tests.rigs.node import agents, ends, fakes, gpu_values, node_rig, nodes, strikes
 
 LAYOUT = "all-1g.5gb"
 

@@ -8,8 +8,8 @@ import pytest
 from mig_manager.agent import drift
 from mig_manager.core import model
 from mig_manager.core.records import verified_layouts
-from tests.node import agents, ends, gpu_values, node_rig, strikes
 from tests.pipeline import repairs
+from tests.rigs.node import agents, ends, gpu_values, node_rig, strikes
 
 
 def reboot(rig: node_rig.NodeRig) -> None:

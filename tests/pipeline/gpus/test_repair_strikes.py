@@ -10,8 +10,8 @@ from mig_manager.core import model
 from mig_manager.core.fleet import slots
 from mig_manager.core.node import well_known
 from mig_manager.core.settings import node_settings
-from tests.node import agents, ends, fake_cluster, fakes, gpu_values, node_rig, nodes, strikes
 from tests.pipeline import custom_requests, repairs
+from tests.rigs.node import agents, ends, fake_cluster, fakes, gpu_values, node_rig, nodes, strikes
 
 USED_BY_B = slots.Denial(limit=1, changing=("node-b",))
 

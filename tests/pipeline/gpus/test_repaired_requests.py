@@ -4,8 +4,8 @@ from mig_manager import errors, reasons
 from mig_manager.agent import drift
 from mig_manager.core import model, steps
 from mig_manager.core.node import well_known
-from tests.node import agents, ends, gpu_values, nodes
 from tests.pipeline import repairs
+from tests.rigs.node import agents, ends, gpu_values, nodes
 
 
 def test_a_layout_waits_for_the_repair_of_its_gpu_before_an_eviction() -> None:

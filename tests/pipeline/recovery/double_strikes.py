@@ -9,13 +9,13 @@ import itertools
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 
 from mig_manager.agent import outcomes
-from tests import layout_table
-from tests.kit.matrices import matrix_rows
-from tests.node import agents
 from tests.pipeline.recovery import node_checks, node_keys
 from tests.pipeline.recovery.played_changes import PlayedChange
 from tests.pipeline.recovery.writes import WRITES, Disturbed, Write
 from tests.pipeline.swept_changes import Change, NodeEnd
+from tests.rigs import layout_table
+from tests.rigs.matrices import matrix_rows
+from tests.rigs.node import agents
 
 Counts = Mapping[str, int]  # the numbers of a row, beside those that ``MatrixRow`` counts
 

@@ -4,11 +4,11 @@ from collections.abc import Iterator, Sequence
 
 from mig_manager.agent import outcomes
 from mig_manager.core.node import well_known
-from tests import layout_table
-from tests.node import agents, ends
 from tests.pipeline import dra_scenes
 from tests.pipeline.recovery.played_changes import MAX_PAUSES, PlayedChange, device_names
 from tests.pipeline.swept_changes import NodeEnd
+from tests.rigs import layout_table
+from tests.rigs.node import agents, ends
 
 
 def problems_at_rest(

@@ -5,8 +5,8 @@ from collections.abc import Hashable, Mapping
 from collections.abc import Set as AbstractSet
 
 from mig_manager.core.node import well_known
-from tests import layout_table
-from tests.node import cluster_parts, node_rig, parts
+from tests.rigs import layout_table
+from tests.rigs.node import cluster_parts, node_rig, parts
 
 _NOT_COMPARED: Mapping[type, frozenset[str]] = {
     node_rig.NodeRig: frozenset(

@@ -12,8 +12,11 @@ from mig_manager.core import model, steps
 from mig_manager.core.layout import custom_layouts
 from mig_manager.core.node import well_known
 from mig_manager.core.settings import node_settings
-from tests import layout_table
-from tests.node import (
+from tests.pipeline import agent_loop
+from tests.pipeline.recovery import node_keys
+from tests.pipeline.swept_changes import Change
+from tests.rigs import layout_table
+from tests.rigs.node import (
     agents,
     fakes,
     inboxes,
@@ -21,9 +24,6 @@ from tests.node import (
     strikes,
     traces,
 )
-from tests.pipeline import agent_loop
-from tests.pipeline.recovery import node_keys
-from tests.pipeline.swept_changes import Change
 
 MAX_PAUSES = 16
 _WITHOUT_PARENTHESES = str.maketrans("", "", "()")  # they mark what has no compute instance yet

@@ -8,9 +8,9 @@ from mig_manager import errors, reasons
 from mig_manager.agent.pods import advertising
 from mig_manager.core import model, steps
 from mig_manager.core.node import well_known
-from tests.node import agents, ends, fakes, node_rig, nodes, strikes
-from tests.node.nodes import DCGM, EXPORTER, GFD, monitored_node
 from tests.pipeline.swept_changes import CHANGES, SWEPT
+from tests.rigs.node import agents, ends, fakes, node_rig, nodes, strikes
+from tests.rigs.node.nodes import DCGM, EXPORTER, GFD, monitored_node
 
 UPGRADING = f"{well_known.PAUSED_VALUE}_paused-for-driver-upgrade"
 """What NVIDIA's driver manager makes of our pause, which it writes back at its end."""

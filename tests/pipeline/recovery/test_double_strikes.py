@@ -5,9 +5,9 @@ import logging
 import pytest
 import structlog
 
-from tests.kit.matrices import matrix_rows
 from tests.pipeline.recovery import double_strikes
 from tests.pipeline.swept_changes import STRUCK_TWICE
+from tests.rigs.matrices import matrix_rows
 
 _MATRIX = "double strikes"
 

@@ -9,9 +9,9 @@ from mig_manager.core import model, steps
 from mig_manager.core.node import clients, well_known
 from mig_manager.core.records import journals, node_entries
 from mig_manager.reasons import Reason
-from tests.node import agents, ends, node_rig, nodes, strikes
-from tests.node.nodes import EXTRA_CLIENTS
 from tests.pipeline import dra_scenes
+from tests.rigs.node import agents, ends, node_rig, nodes, strikes
+from tests.rigs.node.nodes import EXTRA_CLIENTS
 
 
 def after_failed_rollback() -> tuple[node_rig.NodeRig, tuple[model.Gpu, ...]]:

@@ -8,7 +8,7 @@ from mig_manager import errors, reasons
 from mig_manager.core import model
 from mig_manager.core.node import well_known
 from mig_manager.core.records import journals, node_entries
-from tests.node import agents, ends, gpu_values, node_rig, nodes, strikes
+from tests.rigs.node import agents, ends, gpu_values, node_rig, nodes, strikes
 
 
 @pytest.mark.parametrize(("layout", "passes"), [("all-1g.5gb", True), ("too-much", False)])

@@ -10,8 +10,8 @@ from mig_manager.core import model, steps
 from mig_manager.core.node import well_known
 from mig_manager.core.records import journals, node_entries
 from mig_manager.reasons import Reason
-from tests.node import agents, ends, fakes, gpu_values, node_rig, nodes, strikes
 from tests.pipeline import agent_loop
+from tests.rigs.node import agents, ends, fakes, gpu_values, node_rig, nodes, strikes
 
 
 @pytest.mark.parametrize("end", ["locked", "replaced", "stopped"])

@@ -10,7 +10,7 @@ from mig_manager.core import model, steps
 from mig_manager.core.node import well_known
 from mig_manager.core.records import journals
 from mig_manager.reasons import Reason
-from tests.node import agents, driver_rules, ends, fakes, gpu_values, node_rig, nodes, strikes
+from tests.rigs.node import agents, driver_rules, ends, fakes, gpu_values, node_rig, nodes, strikes
 
 
 def cut_in_half() -> tuple[node_rig.NodeRig, tuple[model.Gpu, ...]]:

@@ -9,12 +9,12 @@ from typing import NamedTuple
 
 from mig_manager.agent.pods import device_listing
 from mig_manager.core.node import well_known
-from tests import layout_table
-from tests.node import agents, nodes
 from tests.pipeline import agent_loop
 from tests.pipeline.recovery import played_changes
 from tests.pipeline.recovery.played_changes import PlayedChange
 from tests.pipeline.swept_changes import Change, NodeEnd
+from tests.rigs import layout_table
+from tests.rigs.node import agents, nodes
 
 
 class Disturbed(NamedTuple):

@@ -16,7 +16,7 @@ from mig_manager.adapters.nvml import last_calls, library, worker_client
 from mig_manager.agent.reports import metrics
 from mig_manager.core import model, steps
 from mig_manager.reasons import Reason
-from tests.node import agents, ends, gpu_values, nodes, strikes
+from tests.rigs.node import agents, ends, gpu_values, nodes, strikes
 
 NOW = 1_700_000_000.0
 

@@ -10,7 +10,7 @@ from mig_manager.agent import drift
 from mig_manager.core.layout import config, layout_list
 from mig_manager.core.node import well_known
 from mig_manager.core.settings import node_settings
-from tests.node import agents, fakes, gpu_values, node_rig, nodes, strikes
+from tests.rigs.node import agents, fakes, gpu_values, node_rig, nodes, strikes
 
 OWNERS_FILE = """
 version: v1

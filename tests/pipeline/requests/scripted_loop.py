@@ -8,7 +8,7 @@ from mig_manager.agent import agent_settings, attempts, drift, loop, outcomes, r
 from mig_manager.agent.reports import capacity_report
 from mig_manager.core import model, ports
 from mig_manager.reasons import Reason
-from tests.node import fake_cluster, fakes, inboxes
+from tests.rigs.node import fake_cluster, fakes, inboxes
 
 _MAX_PAUSES = 1000
 

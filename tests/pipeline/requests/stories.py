@@ -6,8 +6,8 @@ from collections.abc import Callable
 from mig_manager.core import gpu_processes
 from mig_manager.core.node import well_known
 from mig_manager.reasons import Reason
-from tests.node import agents, fakes, inboxes, node_rig, strikes
 from tests.pipeline import agent_loop
+from tests.rigs.node import agents, fakes, inboxes, node_rig, strikes
 
 LAYOUT = "all-balanced"
 

@@ -12,7 +12,6 @@ from mig_manager.core.layout import layout_list
 from mig_manager.core.node import well_known
 from mig_manager.core.records import journals, node_entries
 from mig_manager.reasons import Reason
-from tests.node import agents, ends, node_rig, nodes, strikes
 from tests.pipeline.custom_requests import (
     BALANCED,
     CHANGED,
@@ -22,6 +21,7 @@ from tests.pipeline.custom_requests import (
     published_status,
     run,
 )
+from tests.rigs.node import agents, ends, node_rig, nodes, strikes
 
 
 def test_the_layout_of_the_annotation_is_applied_to_the_gpus_that_it_names() -> None:

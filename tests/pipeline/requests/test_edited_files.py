@@ -4,8 +4,8 @@ import pytest
 
 from mig_manager.core.node import well_known
 from mig_manager.reasons import Reason
-from tests.node import agents, nodes
 from tests.pipeline.requests.stories import LAYOUT, Story
+from tests.rigs.node import agents, nodes
 
 EDITED_FILE = agents.CONFIG.replace("2g.10gb: 1, ", "")
 """The layout has other content than the generated one of its name."""

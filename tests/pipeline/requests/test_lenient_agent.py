@@ -8,8 +8,8 @@ import structlog.typing
 
 from mig_manager.core import model
 from mig_manager.reasons import Reason
-from tests.node import agents, ends, node_rig, nodes
 from tests.pipeline import custom_requests
+from tests.rigs.node import agents, ends, node_rig, nodes
 
 TWICE = agents.CONFIG + "  all-disabled:\n  - {devices: all, mig-enabled: false}\n"
 

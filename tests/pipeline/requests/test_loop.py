@@ -11,9 +11,9 @@ from mig_manager.agent import intake
 from mig_manager.core import liveness, ports
 from mig_manager.core.layout import custom_layouts
 from mig_manager.reasons import Reason
-from tests.node import fakes, inboxes
 from tests.pipeline.requests import scripted_loop
 from tests.pipeline.requests.scripted_loop import Pipeline, pauses, serve
+from tests.rigs.node import fakes, inboxes
 
 LOST = errors.ClusterError("down", reason=Reason.API_UNAVAILABLE)
 

@@ -7,8 +7,8 @@ import pytest
 from mig_manager.agent import drift
 from mig_manager.core import model, ports
 from mig_manager.reasons import Reason
-from tests.node import gpu_values
 from tests.pipeline.requests.scripted_loop import Pipeline, pauses, serve
+from tests.rigs.node import gpu_values
 
 
 @pytest.mark.parametrize(("is_driver_away", "pause_s"), [(True, 15), (False, 300)])

@@ -9,7 +9,7 @@ from mig_manager import errors
 from mig_manager.agent import intake
 from mig_manager.core.layout import custom_layouts
 from mig_manager.core.node import well_known
-from tests.node import agents, ends, nodes
+from tests.rigs.node import agents, ends, nodes
 
 
 @pytest.fixture

@@ -12,7 +12,6 @@ from mig_manager.core import gpu_processes, steps
 from mig_manager.core.node import policies, well_known
 from mig_manager.core.records import requests
 from mig_manager.reasons import Reason
-from tests.node import agents, ends, node_rig, nodes, strikes
 from tests.pipeline.custom_requests import (
     BALANCED,
     ON,
@@ -23,6 +22,7 @@ from tests.pipeline.custom_requests import (
     published_status,
     run,
 )
+from tests.rigs.node import agents, ends, node_rig, nodes, strikes
 
 BOTH_AND_MORE = (
     "  - {devices: [0], mig-enabled: true, mig-devices: {1g.5gb: 1, 2g.10gb: 1, 3g.20gb: 1}}\n"

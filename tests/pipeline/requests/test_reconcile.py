@@ -10,8 +10,8 @@ from mig_manager.core import model, standbys, steps
 from mig_manager.core.node import discovery_labels, well_known
 from mig_manager.core.records import inventory_codec, run_status
 from mig_manager.reasons import Reason
-from tests.node import agents, ends, fake_host, gpu_values, node_rig, nodes, strikes
-from tests.node.nodes import guarded_node, node_with_whole_node_drain, node_without_evictions
+from tests.rigs.node import agents, ends, fake_host, gpu_values, node_rig, nodes, strikes
+from tests.rigs.node.nodes import guarded_node, node_with_whole_node_drain, node_without_evictions
 
 
 @pytest.mark.parametrize("label_managed", [True, False])

@@ -9,8 +9,9 @@ import pytest
 from mig_manager import errors
 from mig_manager.core.node import discovery_labels, policies, well_known
 from mig_manager.reasons import Reason
-from tests import layout_table
-from tests.node import (
+from tests.pipeline.dra_scenes import KEEP_ONE, without_driver, without_pods
+from tests.rigs import layout_table
+from tests.rigs.node import (
     agents,
     cluster_parts,
     ends,
@@ -21,7 +22,6 @@ from tests.node import (
     samples,
     strikes,
 )
-from tests.pipeline.dra_scenes import KEEP_ONE, without_driver, without_pods
 
 Make = Callable[[], node_rig.NodeRig]
 

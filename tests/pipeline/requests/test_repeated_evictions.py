@@ -9,7 +9,7 @@ import pytest
 from mig_manager import errors
 from mig_manager.core import steps
 from mig_manager.reasons import Reason
-from tests.node import agents, ends, fake_cluster, node_rig, nodes, strikes
+from tests.rigs.node import agents, ends, fake_cluster, node_rig, nodes, strikes
 
 
 @contextlib.contextmanager

@@ -6,10 +6,10 @@ import pytest
 
 from mig_manager.core.node import well_known
 from mig_manager.reasons import Reason
-from tests.node import agents, nodes, strikes
 from tests.pipeline import gpu_processes
 from tests.pipeline.custom_requests import CHANGED
 from tests.pipeline.requests.stories import LAYOUT, Story
+from tests.rigs.node import agents, nodes, strikes
 
 
 def assert_no_pod_was_evicted(story: Story, name: str, reason: Reason) -> None:

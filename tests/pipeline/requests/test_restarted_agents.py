@@ -10,7 +10,7 @@ from mig_manager.core import model, steps
 from mig_manager.core.node import well_known
 from mig_manager.core.settings import node_settings
 from mig_manager.reasons import Reason
-from tests.node import agents, gpu_values, node_rig, nodes, strikes
+from tests.rigs.node import agents, gpu_values, node_rig, nodes, strikes
 
 FILE = """
 version: v1

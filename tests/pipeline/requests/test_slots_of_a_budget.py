@@ -10,7 +10,7 @@ from mig_manager.core import steps
 from mig_manager.core.fleet import slots
 from mig_manager.core.node import well_known
 from mig_manager.reasons import Reason
-from tests.node import agents, ends, fake_cluster, fakes, nodes, strikes
+from tests.rigs.node import agents, ends, fake_cluster, fakes, nodes, strikes
 
 USED_BY_B = slots.Denial(limit=1, changing=("b",))
 

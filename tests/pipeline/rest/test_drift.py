@@ -9,8 +9,8 @@ from mig_manager.agent import drift
 from mig_manager.core import model
 from mig_manager.core.node import well_known
 from mig_manager.reasons import Reason
-from tests.node import agents, ends, nodes
 from tests.pipeline.drifts import LAYOUT, tamper
+from tests.rigs.node import agents, ends, nodes
 
 
 def test_a_drift_is_published_once_and_cleared_when_it_is_over() -> None:

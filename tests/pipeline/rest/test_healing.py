@@ -9,8 +9,8 @@ from mig_manager.agent import drift
 from mig_manager.core import model
 from mig_manager.core.node import well_known
 from mig_manager.reasons import Reason
-from tests.node import agents, ends, gpu_values, node_rig, nodes, strikes
 from tests.pipeline.drifts import LAYOUT, tamper
+from tests.rigs.node import agents, ends, gpu_values, node_rig, nodes, strikes
 
 
 def test_on_request_a_drift_is_healed() -> None:

@@ -9,8 +9,8 @@ from mig_manager import errors
 from mig_manager.agent import drift
 from mig_manager.core import model
 from mig_manager.reasons import Reason
-from tests.node import ends, node_rig, nodes
 from tests.pipeline.drifts import TWO_GPUS
+from tests.rigs.node import ends, node_rig, nodes
 
 
 def test_final_failure_is_retried_only_after_the_hardware_changed() -> None:

@@ -11,8 +11,8 @@ from mig_manager.agent import drift, outcomes
 from mig_manager.core import model
 from mig_manager.core.node import well_known
 from mig_manager.reasons import Reason
-from tests.node import agents, ends, gpu_values, node_rig, nodes, strikes
 from tests.pipeline.drifts import LAYOUT, TWO_GPUS, tamper
+from tests.rigs.node import agents, ends, gpu_values, node_rig, nodes, strikes
 
 
 def readiness_of(rig: node_rig.NodeRig) -> tuple[str, str]:

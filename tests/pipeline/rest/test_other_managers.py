@@ -3,8 +3,8 @@
 from mig_manager.agent import drift
 from mig_manager.core.node import well_known
 from mig_manager.reasons import Reason
-from tests.node import agents, ends, fakes, nodes, strikes
 from tests.pipeline.drifts import LAYOUT, tamper
+from tests.rigs.node import agents, ends, fakes, nodes, strikes
 
 
 def test_a_run_waits_until_another_manager_releases_the_lock() -> None:

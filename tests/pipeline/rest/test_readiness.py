@@ -6,8 +6,8 @@ from mig_manager import errors, reasons
 from mig_manager.agent import drift
 from mig_manager.core import steps
 from mig_manager.core.node import policies
-from tests.node import agents, ends, node_rig, nodes, strikes
 from tests.pipeline import drifts
+from tests.rigs.node import agents, ends, node_rig, nodes, strikes
 
 LAYOUT = "all-balanced"
 STARTUP = "example.com/mig-not-ready"

@@ -12,8 +12,9 @@ from mig_manager.core import model
 from mig_manager.core.fleet import slots
 from mig_manager.core.node import discovery_labels, strategies, well_known
 from mig_manager.reasons import Reason
-from tests import layout_table
-from tests.node import (
+from tests.pipeline.drifts import LAYOUT, tamper
+from tests.rigs import layout_table
+from tests.rigs.node import (
     agents,
     driver_rules,
     ends,
@@ -24,7 +25,6 @@ from tests.node import (
     samples,
     strikes,
 )
-from tests.pipeline.drifts import LAYOUT, tamper
 
 OFF = model.MigMode.DISABLED
 

@@ -8,9 +8,9 @@ from mig_manager.agent import drift, outcomes
 from mig_manager.core import model
 from mig_manager.core.node import well_known
 from mig_manager.reasons import Reason
-from tests import layout_table
-from tests.node import agents, ends, fakes, gpu_values, node_rig, nodes
 from tests.pipeline.drifts import LAYOUT, tamper
+from tests.rigs import layout_table
+from tests.rigs.node import agents, ends, fakes, gpu_values, node_rig, nodes
 
 UNUSABLE_FILES = {
     "typo": agents.CONFIG.replace(f"{agents.LAYOUT}:", "one-slice-chnged:"),

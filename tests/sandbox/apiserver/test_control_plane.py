@@ -9,7 +9,7 @@ from mig_manager.core.node import well_known
 from mig_manager.sandbox.apiserver import store
 from mig_manager.sandbox.node import cluster_view, control_plane, manifests, objects
 from testkit import apiserver
-from tests import api_objects
+from tests.rigs import api_objects
 
 _SMALL = "nvidia.com/mig-1g.5gb"
 _OPERATOR = manifests.plugin_daemon_set(objects.DeployStyle.GPU_OPERATOR)

@@ -11,7 +11,7 @@ import pytest
 from mig_manager.adapters.host import programs
 from mig_manager.sandbox.driver import simulated_nvml, states
 from testkit import nvidia_smi, nvml_faults
-from tests.kit.driver import c_library
+from tests.rigs.driver import c_library
 
 _MISMATCH = 18  # ``NVML_ERROR_LIB_RM_VERSION_MISMATCH``
 _LAYOUT = """

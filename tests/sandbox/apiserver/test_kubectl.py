@@ -9,7 +9,7 @@ import pytest
 
 from mig_manager.sandbox.apiserver import kinds, store
 from testkit import apiserver
-from tests import api_objects, programs
+from tests.rigs import api_objects, programs
 
 KUBECTL = shutil.which("kubectl")
 

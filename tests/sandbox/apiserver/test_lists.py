@@ -4,8 +4,8 @@ import pytest
 
 from mig_manager.sandbox.apiserver import kinds
 from testkit import apiserver
-from tests import api_objects
-from tests.kit.cluster import apirig
+from tests.rigs import api_objects
+from tests.rigs.cluster import apirig
 
 
 @pytest.mark.parametrize(

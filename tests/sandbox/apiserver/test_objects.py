@@ -4,8 +4,8 @@ import pytest
 
 from mig_manager.sandbox.apiserver import kinds, store
 from testkit import apiserver
-from tests import api_objects
-from tests.kit.cluster import apirig
+from tests.rigs import api_objects
+from tests.rigs.cluster import apirig
 
 NODE = f"{apirig.NODES}/n1"
 POD = f"{apirig.PODS}/p1"

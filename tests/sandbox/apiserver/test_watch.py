@@ -15,8 +15,8 @@ import pytest
 from mig_manager.sandbox.apiserver import kinds
 from mig_manager.sandbox.apiserver import server as sandbox_server
 from testkit import apiserver
-from tests import api_objects, waiting
-from tests.kit.cluster import apirig
+from tests.rigs import api_objects, waiting
+from tests.rigs.cluster import apirig
 
 DEADLINE_S = 60
 

@@ -12,9 +12,9 @@ from mig_manager.cli import main
 from mig_manager.sandbox import node_spec
 from mig_manager.sandbox.driver import states
 from testkit import nvml_faults
-from tests.kit.driver import alterations, c_library
-from tests.kit.shell import commandline
-from tests.node import nvml_rig
+from tests.rigs.driver import alterations, c_library
+from tests.rigs.node import nvml_rig
+from tests.rigs.shell import commandline
 
 A100 = "1xA100-SXM4-40GB"
 MIG = tuple(p for p in nvml_rig.MIG_CAPABLE if not p.not_simulatable)

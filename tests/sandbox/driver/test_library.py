@@ -13,10 +13,10 @@ import pytest
 
 from mig_manager.sandbox.driver import calls, simulated_nvml
 from testkit import nvml_faults
-from tests import programs
-from tests.kit.cluster import kubelet_rig
-from tests.kit.driver import c_library
-from tests.kit.shell import commandline
+from tests.rigs import programs
+from tests.rigs.cluster import kubelet_rig
+from tests.rigs.driver import c_library
+from tests.rigs.shell import commandline
 
 _FOLDER = pathlib.Path(__file__).parent
 _FILL = """

@@ -10,7 +10,7 @@ import pytest
 from mig_manager.catalogue import hardware
 from mig_manager.sandbox.driver import simulated_nvml, states
 from testkit import nvml_faults
-from tests.node import nvml_rig
+from tests.rigs.node import nvml_rig
 
 
 def test_calls_outside_a_session_are_refused_and_old_handles_void(start: nvml_rig.Start) -> None:

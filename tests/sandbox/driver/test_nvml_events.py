@@ -5,7 +5,7 @@ from typing import Any
 import pynvml
 
 from mig_manager.sandbox.driver import states
-from tests.node import nvml_rig
+from tests.rigs.node import nvml_rig
 
 CHANGE = pynvml.nvmlEventMigConfigChange
 SOON_MS = 60_000  # far longer than an event takes

@@ -4,7 +4,7 @@ import pynvml
 import pytest
 
 from mig_manager.sandbox.driver import states
-from tests.node import nvml_rig
+from tests.rigs.node import nvml_rig
 
 MONITOR = states.ClientKind.MONITOR
 

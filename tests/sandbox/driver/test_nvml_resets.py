@@ -13,7 +13,7 @@ from mig_manager.adapters.nvml import nvml_gpus
 from mig_manager.core import model
 from mig_manager.sandbox.driver import resets, states
 from testkit import nvidia_smi, nvml_faults
-from tests.node import nvml_rig
+from tests.rigs.node import nvml_rig
 
 FIRST, SECOND = "00000000:07:00.0", "00000000:0F:00.0"
 Run = Callable[..., tuple[int, str]]

@@ -7,7 +7,7 @@ import pytest
 from mig_manager.catalogue import hardware
 from mig_manager.core import model
 from mig_manager.sandbox.driver import states, transitions
-from tests.node import nvml_rig
+from tests.rigs.node import nvml_rig
 
 ENUMS = {"1g": 0, "2g": 1, "3g": 2, "4g": 3, "7g": 4, "1g+me": 7, "1gR2": 9}
 

@@ -17,7 +17,7 @@ import pytest
 from mig_manager import errors
 from mig_manager.sandbox.driver import simulated_nvml, states
 from testkit import nvml_faults
-from tests.node import nvml_rig
+from tests.rigs.node import nvml_rig
 
 OPENING = """
 import pathlib, sys, pynvml

@@ -13,7 +13,7 @@ from mig_manager.catalogue import hardware
 from mig_manager.core import model
 from mig_manager.sandbox.driver import states
 from testkit import nvml_faults
-from tests.node import nvml_rig
+from tests.rigs.node import nvml_rig
 
 PRODUCTS = ("A100", "H100", "GH200", "A30", "RTX-PRO-6000")
 REFUSALS = (pynvml.NVML_ERROR_INSUFFICIENT_RESOURCES, pynvml.NVML_ERROR_IN_USE)

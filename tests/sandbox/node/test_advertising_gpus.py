@@ -13,7 +13,7 @@ from mig_manager.core.planner import planner
 from mig_manager.sandbox import advertising_gpus
 from mig_manager.sandbox.apiserver import kinds
 from testkit import apiserver
-from tests.node import fake_host, gpu_values, node_rig
+from tests.rigs.node import fake_host, gpu_values, node_rig
 
 PROFILES = pathlib.Path(__file__).parents[3] / "profiles" / "mig-parted.yaml"
 NODE = {

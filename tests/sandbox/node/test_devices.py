@@ -10,7 +10,7 @@ from mig_manager import errors
 from mig_manager.adapters import pod_resources
 from mig_manager.core.node import pod_object
 from mig_manager.sandbox.node import device_manager, manifests, objects
-from tests.node import fakes
+from tests.rigs.node import fakes
 
 _SMALL = "nvidia.com/mig-1g.5gb"
 _GPU = "nvidia.com/gpu"

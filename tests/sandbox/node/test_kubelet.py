@@ -13,7 +13,7 @@ from mig_manager.sandbox.node import (
     objects,
 )
 from testkit import apiserver
-from tests.node import fakes
+from tests.rigs.node import fakes
 
 _SMALL = "nvidia.com/mig-1g.5gb"
 _OPTIONS = kubelet.KubeletOptions(name="n1", pod_start_s=1.0, pod_stop_s=5.0)

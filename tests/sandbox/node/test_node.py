@@ -10,9 +10,9 @@ from mig_manager.core.node import resources, well_known
 from mig_manager.core.planner import planner
 from mig_manager.sandbox.node import cluster_view, manifests, objects
 from testkit import nvml_faults
-from tests.kit.cluster import monitors
-from tests.node import samples
-from tests.stage import agent_stage
+from tests.rigs.cluster import monitors
+from tests.rigs.node import samples
+from tests.rigs.stage import agent_stage
 
 _SMALL = "nvidia.com/mig-1g.10gb"
 _PLUGIN = f"/apis/apps/v1/namespaces/gpu-operator/daemonsets/{objects.PLUGIN_NAME}"

@@ -8,7 +8,7 @@ from mig_manager.adapters.nvml import nvml_gpus
 from mig_manager.core import model
 from mig_manager.sandbox.driver import state_file, states
 from mig_manager.sandbox.node import device_plugin
-from tests.node import nvml_rig
+from tests.rigs.node import nvml_rig
 
 
 @pytest.fixture

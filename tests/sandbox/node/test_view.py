@@ -6,7 +6,7 @@ from mig_manager import errors
 from mig_manager.adapters.kubernetes import api
 from mig_manager.sandbox.node import cluster_view, manifests, objects
 from testkit import apiserver
-from tests import waiting
+from tests.rigs import waiting
 
 _POD = manifests.gpu_pod("p1", "nvidia.com/gpu")
 _PATH = "/api/v1/namespaces/default/pods"

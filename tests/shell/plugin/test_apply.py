@@ -12,8 +12,8 @@ from mig_manager.core import model
 from mig_manager.core.layout import config, custom_layouts, layout_list, served
 from mig_manager.core.node import node_object, well_known
 from testkit import apiserver
-from tests import api_objects
-from tests.kit.shell import commandline, plugin_rig
+from tests.rigs import api_objects
+from tests.rigs.shell import commandline, plugin_rig
 
 SPEC = "2xA100-SXM4-40GB"
 KEY = ("nodes", "", "gpu-1")

@@ -6,8 +6,8 @@ import pytest
 
 from mig_manager.core import model
 from mig_manager.core.node import well_known
-from tests import api_objects
-from tests.kit.shell import plugin_rig
+from tests.rigs import api_objects
+from tests.rigs.shell import plugin_rig
 
 ON_DEMAND = {well_known.PARTITIONING_LABEL: well_known.ON_DEMAND}
 A100 = "A100-SXM4-40GB"

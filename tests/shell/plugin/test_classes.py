@@ -3,7 +3,7 @@
 import pytest
 import yaml
 
-from tests.kit.shell import plugin_rig
+from tests.rigs.shell import plugin_rig
 
 AWS = "k8s.io/cluster-autoscaler/node-template"
 GCE = "nvidia.com/gpu=0,nvidia.com/mig-3g.20gb=8,nvidia.com/mig-2g.10gb=8,nvidia.com/mig-1g.5gb=16"

@@ -3,8 +3,8 @@
 import pytest
 
 from mig_manager.core import model
-from tests import api_objects
-from tests.kit.shell import plugin_rig
+from tests.rigs import api_objects
+from tests.rigs.shell import plugin_rig
 
 RUN = {"reason": "DrainTimeout", "startedAt": plugin_rig.ago(minutes=5)}
 FINISHED = {"finishedAt": plugin_rig.ago(minutes=4)}

@@ -12,8 +12,8 @@ from mig_manager.adapters.kubectl import Kubectl
 from mig_manager.cli.toolkit import console
 from mig_manager.kubectl import __main__ as plugin
 from testkit import apiserver
-from tests import programs
-from tests.kit.shell import commandline
+from tests.rigs import programs
+from tests.rigs.shell import commandline
 
 LEFT_BEHIND = '(while [ -e "$0" ]; do sleep 0.1; done)'
 """A process that outlives kubectl and keeps its stderr open, until the end of the test."""

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from mig_manager.core.node import well_known
-from tests import programs
-from tests.kit.shell import plugin_rig
-from tests.stage import agent_stage
+from tests.rigs import programs
+from tests.rigs.shell import plugin_rig
+from tests.rigs.stage import agent_stage
 
 LAYOUT = "all-1g.5gb"
 

@@ -10,8 +10,8 @@ from mig_manager.core.display import bar, picture
 from mig_manager.core.layout import config, generator, layout_list
 from mig_manager.core.node import well_known
 from testkit import apiserver
-from tests import api_objects
-from tests.kit.shell import plugin_rig
+from tests.rigs import api_objects
+from tests.rigs.shell import plugin_rig
 
 SPEC = "2xA100-SXM4-40GB"
 OWNERS_FILE = """\

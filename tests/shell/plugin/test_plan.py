@@ -10,8 +10,8 @@ from mig_manager.cli import main
 from mig_manager.core import model
 from mig_manager.core.layout import config
 from mig_manager.core.records import gpu_recovery
-from tests import api_objects
-from tests.kit.shell import plugin_rig
+from tests.rigs import api_objects
+from tests.rigs.shell import plugin_rig
 
 DOCUMENT = """
 version: v1

@@ -11,7 +11,7 @@ import yaml
 import mig_manager
 from mig_manager import reasons
 from mig_manager.core import model
-from tests.kit.shell import plugin_rig
+from tests.rigs.shell import plugin_rig
 
 
 @pytest.mark.slow

@@ -10,8 +10,8 @@ import yaml
 
 from mig_manager.core.layout import layout_list
 from testkit import apiserver
-from tests import api_objects
-from tests.kit.shell import plugin_rig
+from tests.rigs import api_objects
+from tests.rigs.shell import plugin_rig
 
 DOCS = pathlib.Path(__file__).parents[3] / "docs" / "kubectl-plugin.md"
 NASTY = "\x1b]0;owned\x07\x1b[2Jgone\r\u202etxt"

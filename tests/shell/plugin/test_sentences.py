@@ -14,8 +14,8 @@ from mig_manager.core.layout import config
 from mig_manager.core.node import pod_object, resources
 from mig_manager.kubectl import node_history, node_plans, node_status
 from mig_manager.kubectl.commands import history, status
-from tests.kit.shell import plugin_rig
-from tests.node import samples
+from tests.rigs.node import samples
+from tests.rigs.shell import plugin_rig
 
 NOW = dt.datetime(2026, 3, 1, 12, 0, 0, tzinfo=dt.UTC)
 KIND = "nvidia.com/mig-1g.5gb"

@@ -5,7 +5,7 @@ import pytest
 from mig_manager.core import model
 from mig_manager.core.display import bar
 from mig_manager.core.records import journals
-from tests.kit.shell import plugin_rig
+from tests.rigs.shell import plugin_rig
 
 
 def test_one_node_is_drawn_with_the_pods_that_use_it(

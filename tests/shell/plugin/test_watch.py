@@ -13,8 +13,8 @@ import pytest
 
 from mig_manager.core.layout import config, layout_list
 from mig_manager.sandbox.apiserver import kinds
-from tests import programs, waiting
-from tests.kit.shell import commandline, plugin_rig
+from tests.rigs import programs, waiting
+from tests.rigs.shell import commandline, plugin_rig
 from tests.shell import terminal
 
 _MODULE = "mig_manager.kubectl"

@@ -11,8 +11,8 @@ from mig_manager.core.display import bar
 from mig_manager.core.fleet import fleet_nodes, node_reports, overview
 from mig_manager.core.node import pod_object, well_known
 from mig_manager.core.records import journals
-from tests import api_objects
-from tests.node import samples
+from tests.rigs import api_objects
+from tests.rigs.node import samples
 
 PLAIN = bar.Style(columns=100)
 NOW = dt.datetime(2026, 3, 1, tzinfo=dt.UTC)

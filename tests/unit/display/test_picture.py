@@ -8,7 +8,7 @@ import pytest
 from mig_manager.core import model, steps
 from mig_manager.core.display import bar, picture
 from mig_manager.core.planner import planner
-from tests.node import samples
+from tests.rigs.node import samples
 
 PLAIN = bar.Style()
 OFF, ON = model.MigMode.DISABLED, model.MigMode.ENABLED

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from mig_manager.core import model
 from mig_manager.core.display import bar, picture, tables
 from mig_manager.core.planner import planner
-from tests.node import samples
+from tests.rigs.node import samples
 from tests.unit import drawn_gpus
 
 _DOWN, _UP = set("│┼┬┌┐├┤"), set("│┼┴└┘├┤")

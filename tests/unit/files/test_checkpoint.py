@@ -13,8 +13,8 @@ from mig_manager.core import model, steps
 from mig_manager.core.files import checkpoint
 from mig_manager.core.layout import config, layouts
 from mig_manager.core.planner import planner
-from tests.kit.planner import oracle
-from tests.node import driver_rules, gpu_values, samples
+from tests.rigs.node import driver_rules, gpu_values, samples
+from tests.rigs.planner import oracle
 from tests.unit import drawn_gpus
 
 LAYOUTS = config.parse(

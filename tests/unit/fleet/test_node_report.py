@@ -14,7 +14,7 @@ from mig_manager.core import messages, model
 from mig_manager.core.fleet import fleet_nodes, node_reports
 from mig_manager.core.node import well_known
 from mig_manager.core.records import gpu_recovery, inventory_codec, readiness, run_status
-from tests.node import samples
+from tests.rigs.node import samples
 
 NOW = dt.datetime(2026, 3, 1, 12, 0, 0, tzinfo=dt.UTC)
 GPUS = inventory_codec.to_json([samples.gpu(samples.A100, "1g.5gb@0")])

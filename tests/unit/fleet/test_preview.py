@@ -12,7 +12,7 @@ from mig_manager.core.fleet import fleet_nodes, listed_layouts, preview
 from mig_manager.core.layout import config, layout_list, served
 from mig_manager.core.node import discovery_labels, pod_object, well_known
 from mig_manager.core.records import inventory_codec
-from tests.node import agents, gpu_values, samples
+from tests.rigs.node import agents, gpu_values, samples
 
 A100 = hardware.find("A100-SXM4-40GB")
 DOCUMENT = config.parse(agents.CONFIG, source="test")

@@ -8,7 +8,7 @@ import pytest
 from mig_manager.core.fleet import slots
 from mig_manager.core.node import lease, well_known
 from mig_manager.core.records import journals, node_entries
-from tests.node import samples
+from tests.rigs.node import samples
 
 
 def slot(index: int, holder: str = "", *, age_s: float = 0.0) -> lease.Lease:

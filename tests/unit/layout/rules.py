@@ -3,7 +3,7 @@
 from mig_manager.core import model
 from mig_manager.core.files import yaml_tree
 from mig_manager.core.layout import config, layouts
-from tests import contract
+from tests.rigs import contract
 
 DISABLED = model.MigMode.DISABLED
 

@@ -11,9 +11,9 @@ from mig_manager import errors, reasons
 from mig_manager.core import model
 from mig_manager.core.files import yaml_tree
 from mig_manager.core.layout import config, gpu_selectors, layouts
-from tests import contract
-from tests.node import samples
-from tests.node.samples import desired_gpu
+from tests.rigs import contract
+from tests.rigs.node import samples
+from tests.rigs.node.samples import desired_gpu
 from tests.unit.layout.rules import (
     DISABLED,
     layout_of,

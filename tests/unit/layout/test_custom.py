@@ -10,7 +10,7 @@ from mig_manager import errors, reasons
 from mig_manager.core.layout import config, custom_layouts, layouts
 from mig_manager.core.node import node_object, well_known
 from mig_manager.kubectl import layout_requests
-from tests.node import samples
+from tests.rigs.node import samples
 from tests.unit.layout import drawn_documents
 
 MAX_BYTES = custom_layouts.MAX_BYTES

@@ -13,7 +13,7 @@ from mig_manager import errors, reasons
 from mig_manager.core import model, profile_name
 from mig_manager.core.files import yaml_tree
 from mig_manager.core.layout import config, layouts
-from tests.node import samples
+from tests.rigs.node import samples
 from tests.unit.layout import drawn_documents
 
 A100, A30, T4 = 0x20B010DE, 0x20B710DE, 0x1EB810DE

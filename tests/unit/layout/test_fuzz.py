@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from mig_manager import errors
 from mig_manager.core.files import yaml_tree
 from mig_manager.core.layout import config, layouts
-from tests import contract
+from tests.rigs import contract
 from tests.unit.layout.drawn_documents import (
     SOURCE,
     WELL_FORMED,

@@ -12,8 +12,8 @@ from mig_manager.core import model
 from mig_manager.core.files import yaml_tree
 from mig_manager.core.layout import config, layouts
 from mig_manager.core.planner import planner
-from tests.kit.planner import oracle
-from tests.node import driver_rules, samples
+from tests.rigs.node import driver_rules, samples
+from tests.rigs.planner import oracle
 from tests.unit import drawn_gpus
 from tests.unit.layout.rules import of_mig_devices
 

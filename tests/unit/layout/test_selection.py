@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from mig_manager import errors, reasons
 from mig_manager.core import model
 from mig_manager.core.layout import config, gpu_selectors, layouts
-from tests.node import samples
-from tests.node.samples import desired_gpu
+from tests.rigs.node import samples
+from tests.rigs.node.samples import desired_gpu
 from tests.unit.layout.rules import layout_of
 
 A100, A30, T4 = 0x20B010DE, 0x20B710DE, 0x1EB810DE

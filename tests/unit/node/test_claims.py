@@ -17,8 +17,8 @@ from mig_manager.core.node import (
     pod_object,
     well_known,
 )
-from tests.api_objects import a_claim, a_device, a_resource_slice
-from tests.node import driver_rules, gpu_values, samples
+from tests.rigs.api_objects import a_claim, a_device, a_resource_slice
+from tests.rigs.node import driver_rules, gpu_values, samples
 
 DRIVER = well_known.GPU_CLAIM_DRIVER
 ONE, OTHER = frozenset({driver_rules.mig_uuid("1")}), frozenset({driver_rules.mig_uuid("2")})

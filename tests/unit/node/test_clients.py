@@ -18,8 +18,8 @@ from mig_manager.core.node import (
     well_known,
 )
 from mig_manager.core.planner import planner
-from tests.node import driver_rules, gpu_values, samples
-from tests.node.samples import pod
+from tests.rigs.node import driver_rules, gpu_values, samples
+from tests.rigs.node.samples import pod
 
 ONE = frozenset({driver_rules.mig_uuid("1")})
 SAMPLER = well_known.DEPLOY_LABEL_PREFIX + "sampler"

@@ -3,7 +3,7 @@
 import pytest
 
 from mig_manager.core.node import evictions
-from tests.node import samples
+from tests.rigs.node import samples
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,8 @@ from mig_manager.core.node import (
     pod_object,
     well_known,
 )
-from tests.node import driver_rules, samples
-from tests.node.samples import pod
+from tests.rigs.node import driver_rules, samples
+from tests.rigs.node.samples import pod
 
 LOW, HIGH, NONE = "4:2", "6:1", ""
 MIG = {"4:2": driver_rules.mig_uuid("1"), "6:1": driver_rules.mig_uuid("2")}

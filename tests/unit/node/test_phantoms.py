@@ -6,7 +6,7 @@ from mig_manager import reasons
 from mig_manager.core import model
 from mig_manager.core.node import phantoms
 from mig_manager.core.node.strategies import Strategy
-from tests.node import samples
+from tests.rigs.node import samples
 
 GPU, SMALL, LARGE = "nvidia.com/gpu", "nvidia.com/mig-1g.5gb", "nvidia.com/mig-3g.20gb"
 OWN_NAME, SHARED = "nvidia.com/mig-quarter", f"{LARGE}.shared"

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from mig_manager.core.node import pod_object, well_known
-from tests.api_objects import a_container, a_pod
+from tests.rigs.api_objects import a_container, a_pod
 
 GPU = "nvidia.com/mig-1g.10gb"
 SINGLE_OPTION = ["--mig-strategy=single", "--pass-device-specs"]

@@ -15,7 +15,7 @@ from mig_manager.core.node import (
     strategies,
 )
 from mig_manager.core.planner import planner
-from tests.node import gpu_values, samples
+from tests.rigs.node import gpu_values, samples
 
 GPU, SHARED = "nvidia.com/gpu", "nvidia.com/gpu.shared"
 MIXED = {"nvidia.com/mig-1g.5gb": 2, "nvidia.com/mig-2g.10gb": 1, "nvidia.com/mig-3g.20gb": 1}

@@ -8,8 +8,8 @@ from typing import Any
 from hypothesis import strategies as st
 
 from mig_manager.core import model
-from tests.kit.cluster import partitions
-from tests.node import driver_rules, samples
+from tests.rigs.cluster import partitions
+from tests.rigs.node import driver_rules, samples
 
 _STARTS = {"1g.5gb": range(7), "1g.10gb": (0, 2, 4, 6), "2g.10gb": (0, 2, 4), "3g.20gb": (0, 4)}
 _SPOTS = [f"{name}@{start}" for name, starts in _STARTS.items() for start in starts]

@@ -9,10 +9,10 @@ import pytest
 from mig_manager.core import model
 from mig_manager.core.node import claims, device_classes
 from mig_manager.core.partitioning import claimed_nodes, decisions, waiting
-from tests import api_objects
-from tests.kit.cluster import dra_driver, partitions
-from tests.kit.cluster.partitions import SMALL, pod, why
-from tests.node import samples
+from tests.rigs import api_objects
+from tests.rigs.cluster import dra_driver, partitions
+from tests.rigs.cluster.partitions import SMALL, pod, why
+from tests.rigs.node import samples
 
 Wait = waiting.WaitReason
 ALL = ("1g.5gb", "2g.10gb", "3g.20gb", "7g.40gb")

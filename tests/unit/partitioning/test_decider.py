@@ -21,10 +21,10 @@ from mig_manager.core.partitioning import (
     past_decisions,
     waiting,
 )
-from tests import api_objects
-from tests.kit.cluster import partitions
-from tests.kit.cluster.partitions import EMPTY, NOW, SMALL, decide, lines, node, only, pod, why
-from tests.node import samples
+from tests.rigs import api_objects
+from tests.rigs.cluster import partitions
+from tests.rigs.cluster.partitions import EMPTY, NOW, SMALL, decide, lines, node, only, pod, why
+from tests.rigs.node import samples
 
 Wait = waiting.WaitReason
 LATER = NOW + dt.timedelta(seconds=400)

@@ -7,8 +7,8 @@ import pytest
 from mig_manager.core import model
 from mig_manager.core.node import well_known
 from mig_manager.core.partitioning import changes, demand, node_requests, own_clock, partitioned
-from tests import api_objects
-from tests.kit.cluster.partitions import EMPTY, NOW, decide, lines, node, parse_cluster, pod
+from tests.rigs import api_objects
+from tests.rigs.cluster.partitions import EMPTY, NOW, decide, lines, node, parse_cluster, pod
 
 FULL = "as many nodes as allowed are under change"
 OTHERS = "it is being changed for other pods"

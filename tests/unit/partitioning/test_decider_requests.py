@@ -12,10 +12,10 @@ from mig_manager.core.layout import config, custom_layouts
 from mig_manager.core.node import well_known
 from mig_manager.core.partitioning import decisions, past_decisions, waiting
 from mig_manager.core.records import inventory_codec
-from tests import api_objects
-from tests.kit.cluster import partitions
-from tests.kit.cluster.partitions import EMPTY, NOW, SMALL, decide, lines, node, only, pod, why
-from tests.node import samples
+from tests.rigs import api_objects
+from tests.rigs.cluster import partitions
+from tests.rigs.cluster.partitions import EMPTY, NOW, SMALL, decide, lines, node, only, pod, why
+from tests.rigs.node import samples
 
 Wait = waiting.WaitReason
 SOON = NOW + dt.timedelta(seconds=290)

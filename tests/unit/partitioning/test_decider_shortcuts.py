@@ -21,7 +21,7 @@ from mig_manager.core.partitioning import (
     offers,
     past_decisions,
 )
-from tests.kit.cluster import partitions
+from tests.rigs.cluster import partitions
 from tests.unit.partitioning import drawn_clusters
 from tests.unit.partitioning.drawn_clusters import Cluster
 

@@ -8,9 +8,9 @@ import pytest
 from mig_manager import errors
 from mig_manager.core.node import api_values, well_known
 from mig_manager.core.partitioning import demand, exclusions, partitioned
-from tests.kit.cluster import partitions
-from tests.kit.cluster.partitions import pod
-from tests.node import samples
+from tests.rigs.cluster import partitions
+from tests.rigs.cluster.partitions import pod
+from tests.rigs.node import samples
 
 
 def parse(item: dict[str, Any]) -> demand.Pending | demand.BoundPod | None:

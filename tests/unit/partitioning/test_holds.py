@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from mig_manager.core.partitioning import decisions, partitioned, past_decisions
-from tests.kit.cluster import partitions
-from tests.kit.cluster.partitions import NOW, decide, node, pod
-from tests.node import samples
+from tests.rigs.cluster import partitions
+from tests.rigs.cluster.partitions import NOW, decide, node, pod
+from tests.rigs.node import samples
 
 _ONE = ["1g.5gb@0*"]
 _FULL = ["4g.20gb@0*", "3g.20gb@4*"]

@@ -14,8 +14,8 @@ from mig_manager import errors, reasons
 from mig_manager.catalogue import hardware
 from mig_manager.core import model, steps
 from mig_manager.core.planner import planner
-from tests.kit.planner import oracle
-from tests.node import driver_rules
+from tests.rigs.node import driver_rules
+from tests.rigs.planner import oracle
 from tests.unit.bruteforce import Counts, one_more, placeable, template
 
 PRODUCTS = [

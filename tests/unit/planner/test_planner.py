@@ -12,8 +12,8 @@ import pytest
 from mig_manager import errors, reasons
 from mig_manager.core import model, steps
 from mig_manager.core.planner import planner, vgpus
-from tests.node import driver_rules, samples
-from tests.node.samples import step_lines
+from tests.rigs.node import driver_rules, samples
+from tests.rigs.node.samples import step_lines
 
 OFF, ON = model.MigMode.DISABLED, model.MigMode.ENABLED
 VGPU = model.Virtualization.VGPU

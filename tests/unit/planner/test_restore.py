@@ -10,8 +10,8 @@ from mig_manager import errors, reasons
 from mig_manager.core import model, steps
 from mig_manager.core.planner import planner
 from mig_manager.core.records import snapshot_codec
-from tests.kit.planner import oracle
-from tests.node import driver_rules, samples
+from tests.rigs.node import driver_rules, samples
+from tests.rigs.planner import oracle
 from tests.unit import drawn_gpus
 
 OFF, ON = model.MigMode.DISABLED, model.MigMode.ENABLED

@@ -9,8 +9,8 @@ from mig_manager import reasons
 from mig_manager.catalogue import hardware
 from mig_manager.core import messages, model
 from mig_manager.core.records import gpu_recovery, inventory_codec
-from tests import contract
-from tests.node import gpu_values
+from tests.rigs import contract
+from tests.rigs.node import gpu_values
 
 GPU = hardware.template(hardware.find("NVIDIA A30"))
 FAULTS = [action for action in model.RecoveryAction if action is not model.RecoveryAction.NONE]

@@ -15,7 +15,7 @@ from mig_manager.core import model
 from mig_manager.core.display import bar, picture
 from mig_manager.core.planner import planner
 from mig_manager.core.records import inventory_codec
-from tests.node import gpu_values, samples
+from tests.rigs.node import gpu_values, samples
 
 PRODUCTS = [each for each in hardware.products().values() if not each.not_simulatable]
 

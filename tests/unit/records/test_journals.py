@@ -6,7 +6,7 @@ import pytest
 
 from mig_manager.core.node import well_known
 from mig_manager.core.records import journals, node_entries
-from tests.node import samples
+from tests.rigs.node import samples
 
 DCGM = well_known.DEPLOY_LABEL_PREFIX + "dcgm"
 CONFIG, APPLIED = well_known.PLUGIN_CONFIG_LABEL, well_known.APPLIED_LABEL

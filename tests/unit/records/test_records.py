@@ -24,7 +24,7 @@ from mig_manager.core.records import (
     snapshot_codec,
     verified_layouts,
 )
-from tests.node import samples
+from tests.rigs.node import samples
 
 GPU = samples.gpu(samples.A100, "1g.5gb@0", "1g.5gb@1", "2g.10gb@2", "3g.20gb@4")
 JOURNAL = journals.Journal(

@@ -12,10 +12,10 @@ import pytest
 
 from mig_manager import errors, reasons
 from mig_manager.adapters.kubernetes import api
-from tests import programs
 from tests.adapters.kubernetes import kube_rig
 from tests.adapters.kubernetes.kube_rig import KubeServer, answer, failure, refuse
-from tests.kit.shell import commandline
+from tests.rigs import programs
+from tests.rigs.shell import commandline
 
 HEAVY = frozenset(
     {

@@ -18,9 +18,9 @@ from mig_manager.core.fleet import slots
 from mig_manager.core.node import claims, pod_object
 from mig_manager.sandbox.apiserver import kinds
 from testkit import apiserver
-from tests import api_objects
-from tests.kit.cluster import apirig, kubelet_rig
-from tests.node import cluster_parts, fake_cluster, fakes, node_rig, samples
+from tests.rigs import api_objects
+from tests.rigs.cluster import apirig, kubelet_rig
+from tests.rigs.node import cluster_parts, fake_cluster, fakes, node_rig, samples
 
 NODE = "node-a"
 GPU, OTHER = "nvidia.com/gpu", "nvidia.com/hostdev"

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from testkit import apiserver
-from tests.kit.cluster import watch_rig
+from tests.rigs.cluster import watch_rig
 
 
 @pytest.fixture

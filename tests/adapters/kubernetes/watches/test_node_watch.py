@@ -18,9 +18,9 @@ from mig_manager.core import timing
 from mig_manager.core.node import node_object, well_known
 from mig_manager.sandbox.apiserver import kinds
 from testkit import apiserver
-from tests import waiting
-from tests.kit.cluster import watch_rig
-from tests.kit.cluster.watch_rig import SOON_S, FaultyApi, a_node, label, wait_for_watch
+from tests.rigs import waiting
+from tests.rigs.cluster import watch_rig
+from tests.rigs.cluster.watch_rig import SOON_S, FaultyApi, a_node, label, wait_for_watch
 
 
 @dataclasses.dataclass

@@ -16,15 +16,15 @@ from mig_manager.agent.pods import drain, drain_scope
 from mig_manager.core.node import gpu_use
 from mig_manager.sandbox.apiserver import kinds
 from testkit import apiserver
-from tests import api_objects, waiting
-from tests.kit.cluster.watch_rig import (
+from tests.rigs import api_objects, waiting
+from tests.rigs.cluster.watch_rig import (
     BRISK,
     SOON_S,
     FaultyApi,
     label,
     wait_for_watch,
 )
-from tests.node import agents, driver_rules, fakes, node_rig, parts
+from tests.rigs.node import agents, driver_rules, fakes, node_rig, parts
 
 
 @contextlib.contextmanager

@@ -1,0 +1,225 @@
+"""Nodes and pods of the API for the partitioner, in a notation that a test can read.
+
+An instance of ``samples.gpu`` with ``*`` behind it is in use.
+"""
+
+import dataclasses
+import datetime as dt
+import uuid
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+from mig_manager.core import model
+from mig_manager.core.layout import config, layouts
+from mig_manager.core.node import resources, well_known
+from mig_manager.core.partitioning import (
+    claimed_nodes,
+    decider,
+    decisions,
+    demand,
+    node_index,
+    node_requests,
+    partitioned,
+    past_decisions,
+    waiting,
+)
+from mig_manager.core.planner import planner
+from tests.rigs import api_objects
+from tests.rigs.node import driver_rules, samples
+
+NOW = dt.datetime(2026, 3, 1, 12, tzinfo=dt.UTC)
+EMPTY: tuple[str, ...] = ()
+SMALL = tuple(f"1g.5gb@{start}" for start in range(7))  # all-1g.5gb
+
+
+def gpus(name: str, *instances: Sequence[str]) -> model.ObservedGpus:
+    """Build the GPUs of a node; the UUIDs are of the form that NVIDIA's have."""
+    return model.ObservedGpus(
+        dataclasses.replace(
+            samples.gpu(samples.A100, *(text.rstrip("*") for text in texts), index=index),
+            uuid=f"GPU-{uuid.uuid5(uuid.NAMESPACE_OID, f'{name}-{index}')}",
+        )
+        for index, texts in enumerate(instances)
+    )
+
+
+def placements_in_use(
+    every: Iterable[model.Gpu], *instances: Sequence[str]
+) -> dict[str, frozenset[model.Placement]]:
+    """Return the placements in use by UUID, from the same notation."""
+    return {
+        gpu.uuid: frozenset(
+            gi.placement
+            for gi, text in zip(gpu.gpu_instances, texts, strict=True)
+            if text.endswith("*")
+        )
+        for gpu, texts in zip(every, instances, strict=True)
+    }
+
+
+def item(  # noqa: PLR0913 - each is something that a node can have
+    name: str,
+    every: model.ObservedGpus,
+    in_use: Mapping[str, Collection[model.Placement]] | None,
+    *,
+    labels: Mapping[str, str] | None = None,
+    annotations: Mapping[str, str] | None = None,
+    spec: Mapping[str, Any] | None = None,
+    allocatable: Mapping[str, Any] | None = None,
+    is_ready: bool = True,
+) -> dict[str, Any]:
+    """Build a Node object of an agent at rest; without ``in_use`` it has not published it."""
+    counts = resources.counts(every)
+    published = api_objects.annotations_of_agent(every, in_use=in_use, at=NOW.isoformat())
+    built = api_objects.a_node(
+        name,
+        {well_known.PARTITIONING_LABEL: well_known.ON_DEMAND, **(labels or {})},
+        annotations={**published, **(annotations or {})},
+        allocatable={
+            "cpu": "64",
+            "memory": "512Gi",
+            "pods": "110",
+            **{resource: str(count) for resource, count in counts.items()},
+            **(allocatable or {}),
+        },
+        ready="True" if is_ready else "False",
+    )
+    built["metadata"] |= {"uid": name, "resourceVersion": "7"}
+    return built | {"spec": dict(spec or {})}
+
+
+def node(name: str, *instances: Sequence[str], **changed: Any) -> dict[str, Any]:
+    """Build a Node object from the notation of its GPUs' instances."""
+    every = gpus(name, *instances)
+    return item(name, every, placements_in_use(every, *instances), **changed)
+
+
+def pod(
+    name: str,
+    *devices: str,
+    node_name: str = "",
+    age_s: float = 60.0,
+    spec: Mapping[str, Any] | None = None,
+    requests: Mapping[str, str] | None = None,
+    metadata: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Build a Pod object that asks for MIG devices, ``2x1g.5gb``; with a node it is bound."""
+    limits = {}
+    for each in devices:
+        count, _, profile = each.rpartition("x")
+        limits[resources.of_profile(samples.profile(profile)) or ""] = count or "1"
+    asks = {"limits": limits, "requests": {**limits, **(requests or {})}}
+    containers = {"containers": [api_objects.a_container(resources=asks)]}
+    built = api_objects.a_pod(
+        name, node=node_name, namespace="ml", spec={**containers, **(spec or {})}
+    )
+    created = NOW - dt.timedelta(seconds=age_s)
+    built["metadata"] |= {"creationTimestamp": created.isoformat(), **(metadata or {})}
+    return built
+
+
+def decide(  # noqa: PLR0913 - what a decision depends on
+    nodes: Iterable[Mapping[str, Any]],
+    pods: Iterable[Mapping[str, Any]],
+    *,
+    now: dt.datetime = NOW,
+    history: past_decisions.History | None = None,
+    base: Mapping[str, Mapping[str, model.DesiredGpu]] | None = None,
+    claims: claimed_nodes.ClusterClaims | None = None,
+    expected: Iterable[Mapping[str, Any]] = (),
+    **limits: Any,
+) -> decisions.PartitioningDecision:
+    """Parse both and decide; by default as many nodes as there are may change."""
+    parsed_nodes, pending = parse_cluster(nodes, pods, claims)
+    return decider.decide(
+        node_index.NodeIndex(parsed_nodes),
+        pending,
+        decisions.PartitionerLimits(**{"max_unavailable": "100%", **limits}),
+        now=now,
+        history=history or past_decisions.History(),
+        base=base,
+        expected=parse_cluster((), expected)[1],
+    )
+
+
+def parse_cluster(
+    nodes: Iterable[Mapping[str, Any]],
+    pods: Iterable[Mapping[str, Any]],
+    claims: claimed_nodes.ClusterClaims | None = None,
+) -> tuple[tuple[partitioned.PartitionedNode, ...], tuple[demand.Pending, ...]]:
+    """Parse nodes, with what bound pods take on them, and pending pods.
+
+    Each instance in use is in use by a bound pod.
+    """
+    parsed = [each for each in map(demand.parse, pods) if each]
+    plain = [each for each in map(partitioned.parse, nodes) if each]
+    with_claims = claimed_nodes.with_claims(plain, claims or claimed_nodes.ClusterClaims())
+    bound = [each for each in parsed if isinstance(each, demand.BoundPod)]
+    bound += [
+        demand.BoundPod(
+            uid="user",
+            node_name=each.name,
+            amounts=((resources.of_profile(ci.profile) or "", 1),),
+        )
+        for each in with_claims
+        for gpu in each.gpus
+        for gi in gpu.gpu_instances
+        for ci in gi.compute_instances
+        if gi.placement in each.in_use.get(gpu.uuid, ()) and ci.profile.spans
+    ]
+    pending = tuple(each for each in parsed if isinstance(each, demand.Pending))
+    return node_requests.with_pods(with_claims, node_requests.Requests(bound)), pending
+
+
+def only(decision: decisions.PartitioningDecision) -> decisions.NodeChange:
+    """Return the only change of a decision."""
+    (change,) = decision.changes
+    return change
+
+
+def _in_words(counts: Mapping[model.Profile, int]) -> str:
+    """Return devices in words."""
+    return ", ".join(f"{count}x {profile}" for profile, count in sorted(counts.items(), key=str))
+
+
+def lines(decision: decisions.PartitioningDecision) -> list[str]:
+    """Return the changes of a decision, then the pods without room, in words."""
+    return [
+        *(
+            f"{change.node}: {_in_words(change.created)}"
+            + (f" instead of {_in_words(change.destroyed)}" if change.destroyed else "")
+            + f" for {', '.join(each.name for each in change.pods) or 'expected pods'}"
+            if change.created
+            else f"{change.node}: {change.why}, without {_in_words(change.destroyed)}"
+            for change in decision.changes
+        ),
+        *(f"{each.pod.name} {each.reason.name}: {each.message}" for each in decision.waiting),
+        *(f"{each.pod.name} unmet: {each.message}" for each in decision.unmet),
+    ]
+
+
+def why(decision: decisions.PartitioningDecision) -> tuple[waiting.WaitReason, str]:
+    """Return why the only waiting pod waits."""
+    (waits,) = decision.waiting
+    return waits.reason, waits.message
+
+
+def requested_gpus(
+    change: decisions.NodeChange, every: Sequence[model.Gpu]
+) -> dict[str, model.DesiredGpu]:
+    """Return what the text of a change asks of each GPU."""
+    document = config.parse(change.layout, source="annotation")
+    (layout,) = document.layouts.values()
+    return layouts.select(layout, every)
+
+
+def after(
+    change: decisions.NodeChange, every: Sequence[model.Gpu]
+) -> tuple[tuple[model.Gpu, ...], frozenset[tuple[str, model.Placement]]]:
+    """Return the GPUs after a change, and the instances that it destroys, by UUID."""
+    plan = planner.plan(every, requested_gpus(change, every))
+    steps_by_gpu = {each.gpu_uuid: each.steps for each in plan.gpus}
+    now = tuple(driver_rules.run(gpu, steps_by_gpu.get(gpu.uuid, ())) for gpu in every)
+    kept = {(gpu.uuid, gi.placement) for gpu in now for gi in gpu.gpu_instances}
+    gone = {(gpu.uuid, gi.placement) for gpu in every for gi in gpu.gpu_instances} - kept
+    return now, frozenset(gone)

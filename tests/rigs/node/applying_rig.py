@@ -1,0 +1,229 @@
+"""What ``apply`` needs beside GPUs, in memory."""
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from mig_manager import errors, reasons
+from mig_manager.change import apply as applying
+from mig_manager.change import boot, local, pod_use
+from mig_manager.core import steps
+from mig_manager.core.layout import config, layouts, plans
+from mig_manager.core.records import journals, verified_layouts
+from tests.rigs import layout_table
+from tests.rigs.node import (
+    fake_cluster,
+    fake_host,
+    fakes,
+    gpu_values,
+    kept_file,
+    node_rig,
+    strikes,
+)
+
+_DEVICES: Mapping[str, str | layout_table.Gpus] = {
+    "before": "2g.10gb 3g.20gb",
+    "requested": "1g.5gb 1g.5gb 3g.20gb",
+    "other": "7g.40gb",
+    "small": " ".join(["1g.5gb"] * 7),
+    "mixed": ("1g.5gb 1g.5gb 3g.20gb", " ".join(["1g.5gb"] * 7)),
+    "split": ("1g.5gb 1g.5gb 3g.20gb", "1c.3g.20gb 1c.3g.20gb 1g.5gb"),
+    "one-off": ("off", "1g.5gb 1g.5gb 3g.20gb"),
+    "bare": "",
+    "off": "off",
+    "first-only": ("7g.40gb",),
+    "too-much": "4g.20gb 4g.20gb",
+}
+"""What each layout lists: for all GPUs, or for each of the first ones."""
+LAYOUTS_TEXT = layout_table.render(
+    {f"'{name}'": layout_table.rule_lines(devices) for name, devices in _DEVICES.items()}
+)
+LAYOUTS = config.parse(LAYOUTS_TEXT, source="layouts.yaml")
+
+
+class ApplyingNode(node_rig.NodeRig):
+    """A node whose process can be killed at any step, with its lock, journal and messages."""
+
+    def __init__(
+        self,
+        start: str = "before",
+        *,
+        product: str = "A100-SXM4-40GB",
+        count: int = 2,
+        document: layouts.Document = LAYOUTS,
+    ) -> None:
+        super().__init__(gpus=gpu_values.gpus_of(f"{count}x{product}"))
+        self.layouts = document
+        self.lock = fakes.FakeLock()
+        self.journal = kept_file.FakeKeptFile()
+        self.guard: local.SignalsDeferred = lambda: contextlib.nullcontext(tuple)
+        self.notes: list[str] = []
+        self.steps = 0
+        self.refuses_step: Callable[[steps.Step], bool] = lambda _step: False
+        self.on_step: Callable[[steps.Step], object] = lambda _step: None
+        self._kills_before: Callable[[steps.Step], bool] = lambda _step: False
+        self.driver.step_error = self._take
+        self.resets.are_available = True
+        if start != "off":
+            self.set_up(start)
+
+    @property
+    def verified_layout(self) -> verified_layouts.VerifiedLayout:
+        return verified_layouts.VerifiedLayout.from_json(self.verified_layout_file.text or "")
+
+    @property
+    def local_journal(self) -> journals.Journal:
+        """The open journal in the file of the command line, which ``node`` does not have."""
+        return journals.Journal.from_json(self.journal.text or "")
+
+    @property
+    def shape(self) -> list[object]:
+        """What a rollback restores."""
+        return list(gpu_values.geometry(self.gpus).values())
+
+    def _take(self, step: steps.Step) -> Exception | None:
+        self.steps += 1
+        if self._kills_before(step):
+            raise strikes.Killed
+        self.on_step(step)
+        is_refused = self.refuses_step(step)
+        return errors.HardwareError("in use", reason=reasons.Reason.IN_USE) if is_refused else None
+
+    @contextlib.contextmanager
+    def kill_process(self, kind: strikes.StepKind, number: int = 1) -> Iterator[None]:
+        """Kill the process before a step of a kind, counted from 1, if it comes that far."""
+        self.steps, self._kills_before = 0, strikes.nth(kind, number)
+        try:
+            with contextlib.suppress(strikes.Killed):
+                yield
+        finally:
+            self._kills_before = lambda _step: False
+
+    @contextlib.contextmanager
+    def refusing_steps(self, refuses_step: Callable[[steps.Step], bool]) -> Iterator[None]:
+        """Have the driver refuse such steps as in use, in the context only."""
+        before, self.refuses_step = self.refuses_step, refuses_step
+        try:
+            yield
+        finally:
+            self.refuses_step = before
+
+    def apply(
+        self,
+        layout: layouts.Layout | errors.MigManagerError,
+        *,
+        is_mode_only: bool = False,
+        may_reset: bool = True,
+    ) -> plans.ApplyResult:
+        """Apply a layout; an error is raised when the layout is resolved."""
+
+        def resolve() -> layouts.Layout:
+            if isinstance(layout, errors.MigManagerError):
+                raise layout
+            return layout
+
+        deps = dataclasses.replace(self.deps, may_reset=may_reset)
+        return applying.apply(deps, resolve, is_mode_only=is_mode_only)
+
+    def change_to(self, name: str, **options: Any) -> plans.ApplyResult:
+        return self.apply(self.layouts.layout(name), **options)
+
+    def restore(self, text: str, *, is_mode_only: bool = False) -> plans.ApplyResult:
+        source = fakes.FakeConfig(text, name="c.json")
+        return applying.restore(self.deps, source, is_mode_only=is_mode_only)
+
+    def boot(
+        self, fallback: str = "", *, driver_timeout_s: float = 120.0, repairs: bool = False
+    ) -> boot.Restored:
+        """Restore the verified layout, or apply a fallback."""
+        return boot.boot(
+            self.deps,
+            (lambda: self.layouts.layout(fallback)) if fallback else None,
+            driver_timeout_s=driver_timeout_s,
+            repairs=repairs,
+        )
+
+    def has(self, name: str) -> bool:
+        """Return whether the GPUs have exactly what a layout lists; the planner is not asked."""
+        devices, gpus = _DEVICES[name], layout_table.layout_of(self.gpus)
+        listed = (devices,) * len(gpus) if isinstance(devices, str) else devices
+        counts = [*map(layout_table.counts, gpus[: len(listed)])]
+        return counts == [*map(layout_table.counts, listed)]
+
+    def kill_apply(self, name: str, kind: strikes.StepKind, number: int = 1) -> bool:
+        """Apply a layout and be killed before a step; return whether there was such a step."""
+        with self.kill_process(kind, number):
+            self.change_to(name)
+            return False
+        return True
+
+    def set_up(self, name: str) -> None:
+        """Apply a layout as another program does, beside the journal."""
+        other = ApplyingNode("off", document=self.layouts)
+        other.gpus = self.gpus
+        other.change_to(name)
+        self.gpus = other.gpus
+
+    @property
+    def deps(self) -> local.LocalDependencies:
+        return local.LocalDependencies(
+            gpus=fake_host.FakeGpus(self),
+            lock=self.lock,
+            journal=self.journal,
+            verified_layout_file=self.verified_layout_file,
+            clock=self.clock,
+            boot_id=self.host.boot_id,
+            lock_timeout_s=30.0,
+            notify=self.notes.append,
+            uninterrupted=self.guard,
+            hooks=fake_host.FakeHooks(self) if self.hooks.text else None,
+            refresh_files=fake_host.FakeHost(self).refresh,
+            reset=fake_host.FakeHost(self) if self.resets.are_available else None,
+            pods=pod_use.PodUse(kubelet=lambda: fake_cluster.FakeAllocations(self)),
+        )
+
+
+PROFILES = {
+    "A100-SXM4-40GB": ("1g.5gb", "3g.20gb"),
+    "H100-SXM5-80GB": ("1g.10gb", "3g.40gb"),
+}
+"""Two profiles of GPUs whose MIG mode survives a reboot, and of others."""
+
+
+class BootNode(ApplyingNode):
+    """A machine with a verified layout that can be rebooted."""
+
+    def __init__(self, product: str = "A100-SXM4-40GB") -> None:
+        small, big = PROFILES[product]
+        text = f"""
+version: v1
+mig-configs:
+  mixed:
+  - {{devices: [0], mig-enabled: true, mig-devices: {{{small}: 2, {big}: 1}}}}
+  - {{devices: [1], mig-enabled: true, mig-devices: {{{small}: 7}}}}
+  'off':
+  - {{devices: all, mig-enabled: false}}
+"""
+        super().__init__("off", product=product, document=config.parse(text, source="x.yaml"))
+        self.change_to("mixed")
+        self.steps = 0
+        self.before = self.shape
+
+    def reboot(self) -> None:
+        self.restart_machine()
+        self.steps = 0
+        self.notes.clear()
+
+    def is_restored(self) -> bool:
+        return self.shape == self.before and self.journal.text is None
+
+
+def is_creation(step: steps.Step) -> bool:
+    return isinstance(step, steps.CreateGpuInstance)
+
+
+def first_only(is_step: Callable[[steps.Step], bool]) -> Callable[[steps.Step], bool]:
+    """Return what holds for the first such step only."""
+    remaining = [True]
+    return lambda step: bool(remaining) and is_step(step) and remaining.pop()

@@ -1,0 +1,344 @@
+"""The ports of the cluster in memory: each call is logged, and can be made to fail."""
+
+import contextlib
+import dataclasses
+import json
+from collections.abc import Callable, Collection, Mapping
+
+from mig_manager import errors, reasons
+from mig_manager.core.fleet import slots
+from mig_manager.core.node import (
+    claims,
+    evictions,
+    node_object,
+    pod_object,
+    resources,
+    well_known,
+)
+from mig_manager.core.records import readiness
+from tests.rigs import contract
+from tests.rigs.node import node_rig
+
+_CONFLICTS = 20  # after so many an update ends
+
+
+class FakePort:
+    def __init__(self, rig: node_rig.NodeRig) -> None:
+        self._rig = rig
+
+    def _succeeds(self, call: str) -> bool:
+        """Log a call whose refusal its port does not raise; return whether it is carried out."""
+        try:
+            self._rig.record_call(call)
+        except errors.ClusterError:
+            return False
+        return True
+
+
+class FakeNode(FakePort):
+    def read(self) -> node_object.NodeView:
+        self._rig.record_call("node.read")
+        return self._view()
+
+    def latest(self, *, is_at_rest: bool = False) -> node_object.NodeView:
+        # As over HTTP with a watch that was silent for long. While reads fail, none runs.
+        is_watched = "node.read" not in self._rig.fail_always
+        return self._view() if is_at_rest and is_watched else self.read()
+
+    def _view(self) -> node_object.NodeView:
+        rig = self._rig
+        shown = {
+            name: 0 if rig.kubelet.schedulable is rig.kubelet.withdrawn else len(ids)
+            for name, ids in rig.kubelet.schedulable.items()
+        }
+        capacity = {
+            name: len(ids | rig.plugin.unhealthy.get(name, frozenset()))
+            for name, ids in rig.kubelet.schedulable.items()
+        }
+        if rig.clock.monotonic() < rig.kubelet.reports_from_s:
+            shown = rig.kubelet.reported_devices
+            capacity |= {name: count for name, count in shown.items() if count}
+        closing = rig.node.taints | ({well_known.HOLD_TAINT} if rig.node.has_hold_taint else set())
+        return node_object.NodeView(
+            name="node-a",
+            uid=rig.node.uid,
+            labels=dict(rig.node.labels),
+            annotations=dict(rig.node.annotations),
+            is_unschedulable=rig.node.is_unschedulable,
+            taint_keys=frozenset(closing),
+            closing_taints=frozenset(closing),
+            # Kubelet copies the capacity of a resource that it has forgotten into allocatable.
+            allocatable=rig.kubelet.phantoms | shown,
+            capacity=rig.kubelet.phantoms | capacity,
+        )
+
+    def patch(self, change: node_object.NodePatch) -> node_object.NodeView:
+        # As over HTTP: what depends on the node is written only for the node that was decided for.
+        assert change.hold_taint is None
+        assert not change.removed_taints
+        self._rig.record_call("node.patch")
+        return self._write(change)
+
+    def announce(self, change: node_object.NodePatch) -> None:
+        with contextlib.suppress(errors.ClusterError):
+            self.patch(change)
+
+    def withdraw_devices(self) -> None:
+        if self._succeeds("node.withdraw"):
+            self._rig.kubelet.withdrawn = self._rig.kubelet.schedulable
+            self._rig.kubelet.reported_devices = dict.fromkeys(self._rig.kubelet.schedulable, 0)
+
+    def report_devices(self, counts: Mapping[str, int]) -> None:
+        if self._succeeds("node.report"):
+            self._rig.kubelet.reported_devices |= counts
+
+    def remove_resources(self, names: Collection[str]) -> node_object.NodeView:
+        self._rig.record_call("node.remove")
+        for name in names:
+            self._rig.kubelet.phantoms.pop(name, None)
+        return self._view()
+
+    def update(
+        self, decide: Callable[[node_object.NodeView], node_object.NodePatch]
+    ) -> node_object.NodeView:
+        view = self._view()
+        for _ in range(_CONFLICTS):
+            change = decide(view)
+            self._rig.record_call("node.patch")
+            if self._view() == view:
+                return self._write(change)
+            self._rig.record_call("node.read")
+            view = self._view()
+            if change.is_in(view):
+                return view
+        raise errors.ClusterError("conflicts", reason=reasons.Reason.API_UNAVAILABLE)
+
+    def _write(self, change: node_object.NodePatch) -> node_object.NodeView:
+        rig = self._rig
+        _merge(rig.node.labels, change.labels)
+        _merge(rig.node.annotations, change.annotations)
+        for key, value in change.annotations.items():
+            contract.check_annotation(key, value)
+        if change.hold_taint is not None:
+            rig.node.has_hold_taint = change.hold_taint
+        rig.node.taints -= change.removed_taints
+        text = change.annotations.get(well_known.STATUS_ANNOTATION)
+        if text:
+            rig.node.status_messages.append(str(json.loads(text)["message"]))
+        state = change.labels.get(well_known.STATE_LABEL)
+        if state and (not rig.node.states or rig.node.states[-1] != state):
+            rig.node.states.append(state)
+        rig.stop_daemons()
+        lost = rig.lose_answer_at.get(len(rig.log) - 1)
+        if lost is not None:
+            raise lost
+        return self._view()
+
+    @property
+    def has_unwritten_condition(self) -> bool:
+        return False
+
+    def set_condition(self, condition: readiness.Condition) -> None:
+        is_about_recovery = condition.type == well_known.RECOVERY_CONDITION
+        node = self._rig.node
+        present = node.recovery_condition if is_about_recovery else node.ready_condition
+        entry = condition.entry(present, self._rig.clock.now_iso())
+        if entry is None:
+            return
+        if is_about_recovery:
+            node.recovery_condition = entry
+        else:
+            node.ready_condition = entry
+            node.ready_reasons.append(entry["reason"])
+
+    def retry_condition(self) -> None:
+        """Nothing is refused here."""
+
+    def emit(self, *, reason: str, message: str, is_warning: bool) -> None:
+        self._rig.node.events.append(reason)
+        self._rig.node.event_messages.append(message)
+
+    def flush_events(self, timeout_s: float) -> bool:
+        return True
+
+
+def _merge(target: dict[str, str], change: Mapping[str, str | None]) -> None:
+    for key, value in change.items():
+        if value is None:
+            target.pop(key, None)
+        else:
+            target[key] = value
+
+
+class FakeWorkloads(FakePort):
+    def list(self) -> pod_object.Pods:
+        self._rig.record_call("workloads.list")
+        return tuple(self._rig.pods.values())
+
+    def from_watch(self) -> pod_object.Pods | None:
+        return self._rig.pods.watched()
+
+    def present(self) -> pod_object.Pods:
+        watched = self._rig.pods.watched()
+        return self.list() if watched is None else watched
+
+    def unbound(self, bound: pod_object.Pods) -> pod_object.Pods:
+        self._rig.record_call("workloads.unbound")
+        return tuple(
+            dataclasses.replace(pod, is_unbound=True)
+            for pod in self._rig.pods.elsewhere.values()
+            if not pod.node_name and pod.claimed_ids
+        )
+
+    def evict(self, pod: pod_object.Pod) -> evictions.EvictionResponse:
+        self._rig.record_call("workloads.evict")
+        verdict = self._verdict(pod)
+        if verdict.answer is evictions.Eviction.ACCEPTED:
+            self._rig.pods.terminate(pod.uid)
+        return verdict
+
+    def can_evict(self, pod: pod_object.Pod) -> evictions.EvictionResponse:
+        self._rig.record_call("workloads.can_evict")
+        return self._verdict(pod)
+
+    def budgets(self, namespaces: Collection[str]) -> tuple[evictions.Budget, ...]:
+        self._rig.record_call("workloads.budgets")
+        budgets = self._rig.disruptions.budgets if "default" in namespaces else ()
+        return tuple(budget.with_status(self._rig.pods.everywhere) for budget in budgets)
+
+    def covered_by(self, budget: evictions.Budget) -> pod_object.Pods:
+        self._rig.record_call("workloads.covered_by")
+        return tuple(filter(budget.covers, self._rig.pods.everywhere))
+
+    def _verdict(self, listed: pod_object.Pod) -> evictions.EvictionResponse:
+        pod = self._rig.pods.get(listed.uid)
+        if pod is None:
+            return evictions.EvictionResponse(answer=evictions.Eviction.GONE)
+        why = self._rig.disruptions.refusals.get(pod.name, "")
+        # The API server ignores budgets for a pod that does not run.
+        runs = not (pod.phase == "Pending" or pod.is_finished or pod.is_terminating)
+        everywhere = self._rig.pods.everywhere
+        budgets = (one.with_status(everywhere) for one in self._rig.disruptions.budgets)
+        guards = [budget for budget in budgets if runs and budget.covers(pod)]
+        if len(guards) > 1:
+            why = "more than one budget"
+        elif guards and guards[0].is_used_by(pod) and not guards[0].allowed:
+            why = guards[0].refusal
+        if not why:
+            return evictions.EvictionResponse(answer=evictions.Eviction.ACCEPTED)
+        return evictions.EvictionResponse(
+            answer=evictions.Eviction.BLOCKED,
+            why=why,
+            retry_after_s=self._rig.disruptions.retry_after_s,
+        )
+
+    def delete(self, pod: pod_object.Pod) -> None:
+        self._rig.record_call("workloads.delete")
+        if pod.uid in self._rig.pods:
+            self._rig.pods.terminate(pod.uid)
+
+
+class UnansweredWorkloads(FakeWorkloads):
+    """Evicts and deletes pods, but an error follows instead of the answer."""
+
+    def __init__(self, rig: node_rig.NodeRig, error: BaseException) -> None:
+        super().__init__(rig)
+        self._error = error
+
+    def evict(self, pod: pod_object.Pod) -> evictions.EvictionResponse:
+        verdict = super().evict(pod)
+        if verdict.answer is evictions.Eviction.ACCEPTED:
+            raise self._error
+        return verdict
+
+    def delete(self, pod: pod_object.Pod) -> None:
+        super().delete(pod)
+        raise self._error
+
+
+class FakeAllocations(FakePort):
+    def assigned_devices(self) -> tuple[pod_object.PodDevices, ...]:
+        self._answer("allocations.assigned_devices")
+        rig, kubelet, now_s = self._rig, self._rig.kubelet, self._rig.clock.now_s
+        if now_s < kubelet.all_listed_from_s:
+            return ()
+        # It lists a pod without its devices before it has allocated them.
+        listed_uids = {uid for uid in rig.pods if now_s >= kubelet.pod_listed_from_s.get(uid, 0.0)}
+        drivers = frozenset({well_known.GPU_CLAIM_DRIVER})
+        return tuple(
+            pod_object.PodDevices(
+                namespace=pod.namespace,
+                name=pod.name,
+                device_ids=resources.without_replicas(ids),
+                claim_drivers=drivers if uid in listed_uids & kubelet.claims else frozenset(),
+                gpu_resources=frozenset(pod.gpu_resources if ids else ()),
+            )
+            for uid, pod in rig.pods.items()
+            for ids in [
+                kubelet.devices_by_pod.get(uid, frozenset()) if uid in listed_uids else frozenset()
+            ]
+        ) + tuple(
+            pod_object.PodDevices(
+                namespace="default",
+                name=name,
+                device_ids=ids,
+                gpu_resources=frozenset({resources.GPU}),
+            )
+            for name, ids in kubelet.devices_of_unlisted_pods.items()
+        )
+
+    def allocatable(self) -> Mapping[str, frozenset[str]]:
+        self._answer("allocations.allocatable")
+        return self._rig.kubelet.schedulable
+
+    def _answer(self, name: str) -> None:
+        self._rig.record_call(name)
+        if self._rig.kubelet.is_silent:
+            raise errors.KubeletError("no socket")
+
+
+class FakeSlices(FakePort):
+    def list(self) -> tuple[claims.Slice, ...] | None:
+        self._rig.record_call("slices.list")
+        return self._rig.dra_driver.slices
+
+    def withdraw(self) -> tuple[claims.Slice, ...]:
+        slices = self._rig.dra_driver.slices
+        if not self._succeeds("slices.withdraw") or slices is None:
+            return ()
+        self._rig.dra_driver.slices = ()
+        return slices
+
+
+@dataclasses.dataclass
+class FakeSlots:
+    """Implements ``ports.Slots``; its calls are in the rig's log."""
+
+    rig: node_rig.NodeRig
+    denials: list[slots.Denial] = dataclasses.field(default_factory=list)
+    next_errors: list[errors.ClusterError] = dataclasses.field(default_factory=list)
+    is_taken: bool = False
+    is_stale: bool = False
+
+    def take(self) -> slots.Denial | None:
+        self.rig.record_call("slots.take")
+        if self.denials:
+            return self.denials.pop(0)
+        if self.next_errors:
+            raise self.next_errors.pop(0)
+        is_first = not self.is_taken
+        assert not (is_first and self.rig.node.has_hold_taint), (
+            "a slot comes before the disruption"
+        )
+        self.is_taken = True
+        return None
+
+    def check(self) -> None:
+        self.rig.log.append("slots.check")
+        if self.is_stale or not self.is_taken:
+            raise errors.NotReadyError("stale", reason=reasons.Reason.SLOTS_TAKEN)
+
+    def release(self) -> None:
+        assert not self.rig.node.has_hold_taint, "a slot may go when its node is whole again"
+        self.rig.log.append("slots.release")
+        self.is_taken = False
