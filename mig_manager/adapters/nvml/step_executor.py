@@ -3,6 +3,7 @@
 import contextlib
 import ctypes
 import dataclasses
+import functools
 import itertools
 import pathlib
 from collections.abc import Callable, Sequence
@@ -70,7 +71,7 @@ class GpuStepExecutor:
         with last_calls.RECORDER.on_gpu(self.plan.gpu_index):
             for step in self.plan.steps:
                 try:
-                    self._perform_once_idle(step)
+                    self._once_idle(functools.partial(self._perform, step))
                 except errors.HardwareError as error:
                     if error.reason is reasons.Reason.IN_USE:
                         self._add_users(step, error)
@@ -91,10 +92,10 @@ class GpuStepExecutor:
         self._by_profile.clear()
         self._compute.clear()
 
-    def _perform_once_idle(self, step: steps.Step) -> None:
+    def _once_idle(self, action: Callable[[], object]) -> None:
         for attempt in itertools.count():
             try:
-                self._perform(step)
+                action()
             except errors.HardwareError as error:
                 self._clear()
                 now_s = self.clock.monotonic()
@@ -228,7 +229,9 @@ class GpuStepExecutor:
         existing = self._gpu_instances(step.profile_id)
         if any(instance.placement == step.placement for instance in existing):
             return
-        handle = _create_at(step.placement, _GPU_INSTANCES, device.handle, step.profile_id)
+        handle = _create_at(
+            step.placement, _GPU_INSTANCES, device.handle, step.profile_id, self._once_idle
+        )
         created = device.gpu_instance(handle)
         existing.append(created)
         self._compute[created.instance_id] = []
@@ -262,7 +265,9 @@ class GpuStepExecutor:
         if is_up_to_driver:
             library.call(_COMPUTE_INSTANCES.create, instance.handle, profile_id)
         else:
-            _create_at(step.placement, _COMPUTE_INSTANCES, instance.handle, profile_id)
+            _create_at(
+                step.placement, _COMPUTE_INSTANCES, instance.handle, profile_id, self._once_idle
+            )
         existing.append((step.profile.compute_slices, step.placement))
 
     def _gpu_instance_at(self, step: steps.CreateComputeInstance) -> gpu_device.GpuInstanceRef:
@@ -337,11 +342,16 @@ _COMPUTE_INSTANCES = _Kind(
 
 
 def _create_at(
-    placement: model.Placement, kind: _Kind, owner: gpu_device.Handle, profile_id: int
+    placement: model.Placement,
+    kind: _Kind,
+    owner: gpu_device.Handle,
+    profile_id: int,
+    once_idle: Callable[[Callable[[], object]], None],
 ) -> gpu_device.Handle:
     """Create an instance at a placement, also on a driver that chooses the placement itself.
 
     Such a driver never chooses an occupied one, so instances elsewhere stay until one fits.
+    ``once_idle`` retries while a monitor uses what is destroyed again.
 
     Raises:
         HardwareError: The driver refused, or does not choose that placement (NOT_SUPPORTED).
@@ -371,7 +381,7 @@ def _create_at(
             elsewhere.append((actual, handle))
     finally:
         for _, other in reversed(elsewhere):
-            library.call(kind.destroy, other)
+            once_idle(functools.partial(library.call, kind.destroy, other))
 
 
 def _compute_profile(

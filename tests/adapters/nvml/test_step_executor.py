@@ -182,6 +182,15 @@ def test_every_placement_is_reached_on_a_driver_that_chooses_them(boot: Boot) ->
     assert content(node.observe()) == instances
 
 
+def test_what_such_a_driver_created_elsewhere_is_removed_once_idle(boot: Boot) -> None:
+    absent = ("nvmlDeviceCreateGpuInstanceWithPlacement",)
+    node = boot(options=states.Options(absent_functions=absent))
+    create = gi_step(node.enable(), "1g.5gb", 0)
+    node.fault("nvmlGpuInstanceDestroy", code=states.Code.IN_USE, count=2)
+    node.run(create)
+    assert content(node.observe()) == ["[1g.5gb@0:1]"]
+
+
 def _without_the_second(
     call: Callable[..., int], instance: Any, profile_id: Any, placements: Any, count: Any
 ) -> int:
