@@ -41,6 +41,13 @@ class GpuProcess:
         details = ", ".join(filter(None, (f"pid {self.pid}", where, self.owner)))
         return f"{self.name} ({details})"
 
+    def may_use(self, gpu_instance_id: int, compute_instance_id: int) -> bool:
+        """Return whether it uses a compute instance, or an unknown one of that GPU instance."""
+        inside = {ci for gi, ci in self.compute_instances if gi == gpu_instance_id}
+        if inside:
+            return compute_instance_id in inside
+        return gpu_instance_id in self.gpu_instances
+
 
 Processes = Mapping[str, Sequence[GpuProcess]]
 """The processes that use GPUs, by UUID; a GPU that does not answer is missing."""
@@ -70,12 +77,9 @@ def ids_in_use(
     """Yield the UUIDs of MIG devices that processes use, or may use."""
     for gpu in gpus:
         for user in processes.get(gpu.uuid, ()):
-            instances = user.compute_instances
             for gi in gpu.gpu_instances:
-                for ci in gi.compute_instances if gi.instance_id in user.gpu_instances else ():
-                    if ci.uuid and (
-                        not instances or (gi.instance_id, ci.instance_id) in instances
-                    ):
+                for ci in gi.compute_instances:
+                    if ci.uuid and user.may_use(gi.instance_id, ci.instance_id):
                         yield ci.uuid
 
 
@@ -92,9 +96,6 @@ def blocking(plan: steps.GpuPlan, users: Iterable[GpuProcess]) -> tuple[GpuProce
     destroyed = plan.of(steps.DestroyGpuInstance)
     destroyed_inside = plan.of(steps.DestroyComputeInstance)
     gpu_instances = {step.gpu_instance_id for step in destroyed}
-    compute_instances = {
-        (step.gpu_instance_id, step.compute_instance_id) for step in destroyed_inside
-    }
     profiles = {step.profile for step in destroyed} | {step.profile for step in destroyed_inside}
     destroys_gfx = any("gfx" in profile.attributes for profile in profiles)
     return tuple(
@@ -102,7 +103,10 @@ def blocking(plan: steps.GpuPlan, users: Iterable[GpuProcess]) -> tuple[GpuProce
         for user in users
         if gpu_instances.intersection(user.gpu_instances)
         or (destroys_gfx and user.has_drm_node and not user.gpu_instances)
-        or compute_instances.intersection(user.compute_instances)
+        or any(
+            user.may_use(step.gpu_instance_id, step.compute_instance_id)
+            for step in destroyed_inside
+        )
         or user in kept_out_by
     )
 

@@ -197,10 +197,14 @@ def _existing(
 ) -> Iterator[str]:
     """Name the GPU instances to create that exist, and that the plan does not destroy."""
     new = {(step.profile_id, step.placement): step.profile for step in creates}
-    destroyed = {step.gpu_instance_id for step in plan.of(steps.DestroyGpuInstance)}
+    destroyed = {
+        (step.gpu_instance_id, step.placement, step.profile)
+        for step in plan.of(steps.DestroyGpuInstance)
+    }
     for each in device.gpu_instances(sorted({profile_id for profile_id, _ in new})):
         profile = new.get((each.profile_id, each.placement))
-        if profile and each.instance_id not in destroyed:
+        # Ids are reused: the instance to destroy may have been replaced.
+        if profile and (each.instance_id, each.placement, profile) not in destroyed:
             yield f"{profile} at {each.placement}"
 
 
@@ -209,18 +213,19 @@ def _existing_inside(
 ) -> Iterator[str]:
     """Name the compute instances to create that exist, and that the plan does not destroy."""
     destroyed = {
-        (step.gpu_instance_id, step.compute_instance_id)
+        (step.gpu_instance_id, step.within, step.compute_instance_id, step.profile)
         for step in plan.of(steps.DestroyComputeInstance)
     }
     profiles = {step.profile.gpu_instance for step in creates}
-    ids = [profile_id for profile in profiles for profile_id in device.profile_ids(profile)]
-    for gi in device.gpu_instances(ids):
+    listed = [profile_id for each in profiles for profile_id in device.profile_ids(each)]
+    for gi in device.gpu_instances(listed):
         new = [step for step in creates if step.gpu_instance_placement == gi.placement]
         for ci in device.compute_instances(gi) if new else ():
             for step in new:
                 is_there = step.profile.spans or step.placement == ci.placement
                 is_same = is_there and step.profile.compute_slices == ci.slices
-                if is_same and (gi.instance_id, ci.instance_id) not in destroyed:
+                existing = gi.instance_id, gi.placement, ci.instance_id, step.profile
+                if is_same and existing not in destroyed:
                     yield f"{step.profile} at {ci.placement} in the GPU instance at {gi.placement}"
 
 

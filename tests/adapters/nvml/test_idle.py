@@ -163,6 +163,22 @@ def test_only_the_doomed_compute_instance_of_a_kept_one_counts(
     assert len(node.observe().gpu_instances[0].compute_instances) == remaining
 
 
+def test_program_in_an_unknown_compute_instance_blocks_each_of_them(
+    node: NvmlRig, proc: ProcTree
+) -> None:
+    create = gi_step(node.enable(), "3g.20gb")
+    node.run(create, *(ci_step(create, "1c.3g.20gb", start) for start in (0, 1)))
+    gpu = node.observe()
+    proc.add_capabilities(0, {f"gi{gpu.gpu_instances[0].instance_id}": 30})
+    proc.add(88, "/dev/nvidia0", f"{CAP}30", name="train")
+
+    for step in end_steps(gpu)[:2]:
+        with pytest.raises(errors.GpuInUseError, match=r"train \(pid 88"):
+            execute(proc, gpu, step)
+
+    assert node.observe() == gpu
+
+
 @pytest.mark.parametrize(
     ("name", "is_blocking"),
     [("nv-hostengine", True), ("nvidia-persiste", False), ("nv-fabricmanage", False)],
@@ -234,4 +250,29 @@ def test_compute_instance_created_after_the_plan_makes_it_stale(
         f"GPU 0 ({before.uuid}) has {name} at {create.placement} "
         f"in the GPU instance at {within.placement} already"
     )
+    assert node.observe() == now
+
+
+@pytest.mark.parametrize("is_inside", [False, True], ids=["gpu-instance", "compute-instance"])
+def test_instance_that_took_over_a_destroyed_id_makes_the_plan_stale(
+    node: NvmlRig, proc: ProcTree, *, is_inside: bool
+) -> None:
+    gpu = node.enable()
+    within = gi_step(gpu, "3g.20gb", 0)
+    old: steps.Step
+    new: steps.Step
+    if is_inside:
+        node.run(within)
+        old, new = (ci_step(within, name) for name in ("1c.3g.20gb", "2c.3g.20gb"))
+    else:
+        old, new = (gi_step(gpu, name, 0) for name in ("1g.5gb", "1g.5gb+me"))
+    node.run(old)
+    before = node.observe()
+    destroy = end_steps(before)[0]
+    node.run(destroy, new)
+    now = node.observe()
+
+    with pytest.raises(errors.StalePlanError):
+        execute(proc, before, destroy, new)
+
     assert node.observe() == now
