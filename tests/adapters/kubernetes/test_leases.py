@@ -176,6 +176,21 @@ def test_slot_of_a_dead_disrupted_node_stays_until_it_is_deleted(
     assert silent.take() is None
 
 
+def test_dead_disrupted_nodes_beyond_the_limit_count_against_it(rig: LeasesRig) -> None:
+    first, *others = (rig.of(node, limit=3) for node in "abc")
+    assert [slot.take() for slot in (first, *others)] == [None, None, None]
+    first.release()
+    for name in "bc":
+        annotations = {well_known.JOURNAL_ANNOTATION: "{}"}
+        rig.server.merge(kinds.NODES, name, {"metadata": {"annotations": annotations}})
+    limited = rig.of("a", limit=2)
+    limited.take()
+    rig.clock.now_s += 1000
+
+    assert "their agents are silent: b, c (" in str(limited.take())
+    assert rig.holders()[LEASE] == ""
+
+
 def test_an_unreadable_node_counts_as_disrupted(
     rig: LeasesRig, silent: lease_slots.LeaseSlots
 ) -> None:

@@ -8,7 +8,7 @@ import structlog.testing
 from mig_manager import errors
 from mig_manager.core import liveness, model, ports, steps
 from mig_manager.core.node import well_known
-from mig_manager.core.records import journals, verified_layouts
+from mig_manager.core.records import host_copy, journals, requests, verified_layouts
 from mig_manager.reasons import Reason
 from tests.rigs.node import agents, ends, gpu_values, node_rig, nodes, strikes
 
@@ -286,6 +286,24 @@ def test_persistence_mode_is_restored_by_the_next_agent_until_a_reboot(
     agents.take_over(rig, layout)
 
     assert bool(rig.resets.without_persistence) is is_rebooted
+
+
+@pytest.mark.parametrize(("boot_id", "is_restored"), [("boot-1", True), ("boot-0", False)])
+def test_persistence_of_the_hosts_copy_counts_only_in_its_boot(
+    boot_id: str, *, is_restored: bool
+) -> None:
+    rig = nodes.node(layout="all-balanced")
+    uuid = rig.gpus[0].uuid
+    rig.resets.are_available, rig.resets.without_persistence = True, {uuid}
+    on_node = journals.Journal(config="all-balanced", boot_id=rig.host.boot_id)
+    rig.node.annotations[well_known.JOURNAL_ANNOTATION] = on_node.to_json()
+    entries = journals.GpuEntries(persistent_gpus=(uuid,))
+    copy = dataclasses.replace(on_node, boot_id=boot_id, gpus=entries)
+    rig.request_file.text = host_copy.to_json(requests.RequestRecord(config="all-balanced"), copy)
+
+    agents.take_over(rig, "all-balanced")
+
+    assert (rig.resets.without_persistence == set()) is is_restored
 
 
 @pytest.mark.parametrize("obstacle", ["refused", "unreachable", "not allowed"])

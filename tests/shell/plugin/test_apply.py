@@ -2,6 +2,7 @@
 
 import copy
 import pathlib
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -268,9 +269,27 @@ def test_other_handling_of_the_layout_by_an_agent_is_noted(
     assert may_evict is (NO_EVICTION not in notes)
 
 
-@pytest.mark.parametrize("matters", [True, False])
+def replace_label(node: dict[str, Any]) -> None:
+    node["metadata"]["labels"][well_known.CONFIG_LABEL] = "all-disabled"
+
+
+def register_again(node: dict[str, Any]) -> None:
+    node["metadata"]["uid"] = "another-machine"
+
+
+def move(node: dict[str, Any]) -> None:
+    node["metadata"]["labels"]["example.com/rack"] = "12"
+
+
+@pytest.mark.parametrize(
+    ("edit", "requested"),
+    [(replace_label, "all-disabled"), (register_again, "all-balanced"), (move, "custom")],
+)
 def test_apply_reads_a_node_changed_in_between_again(
-    empty_cluster: plugin_rig.KubectlUser, monkeypatch: pytest.MonkeyPatch, *, matters: bool
+    empty_cluster: plugin_rig.KubectlUser,
+    monkeypatch: pytest.MonkeyPatch,
+    edit: Callable[[dict[str, Any]], None],
+    requested: str,
 ) -> None:
     add_node(empty_cluster.server)
     patch_node = Kubectl.patch_node
@@ -278,18 +297,17 @@ def test_apply_reads_a_node_changed_in_between_again(
     def patch(self: Kubectl, name: str, change: Any) -> None:
         monkeypatch.undo()
         node = node_copy(empty_cluster.server)
-        key = well_known.CONFIG_LABEL if matters else "example.com/rack"
-        node["metadata"]["labels"][key] = "all-disabled"
+        edit(node)
         empty_cluster.server.store.write(KEY, node)
         patch_node(self, name, change)
 
     monkeypatch.setattr(Kubectl, "patch_node", patch)
     answer = apply(empty_cluster)
 
-    assert answer.status == int(matters)
-    expected = "all-disabled" if matters else "custom"
-    assert metadata(empty_cluster.server)["labels"][well_known.CONFIG_LABEL] == expected
-    assert ("has changed since" in answer.err) is matters
+    is_refused = requested != "custom"
+    assert answer.status == int(is_refused)
+    assert metadata(empty_cluster.server)["labels"][well_known.CONFIG_LABEL] == requested
+    assert ("has changed since" in answer.err) is is_refused
 
 
 def test_kubectl_itself_writes_the_request(
