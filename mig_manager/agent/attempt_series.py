@@ -63,7 +63,10 @@ class AttemptSeries:
         before = self.record
         repairs = gpu_repair.postpone(before.repairs, self._context.deps.clock.unix_s())
         self._record = dataclasses.replace(
-            requests.NONE, awaited=before.awaited, applied=before.applied, repairs=repairs
+            requests.NONE,
+            awaited=before.awaited,
+            applied_fingerprints=before.applied_fingerprints,
+            repairs=repairs,
         )
         self._save_on_host()
 

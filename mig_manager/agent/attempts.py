@@ -244,7 +244,7 @@ class Attempt(NodeContext):
     def forget_former_layout(self) -> None:
         """Forget the former layout: an undo no longer restores it, unless a repair kept it."""
         if not self.request.repairs:
-            self.recorder.set_journal(applied="")
+            self.recorder.set_journal(applied_before="")
 
     def wait(self, timeout_s: float) -> timing.Wait:
         """Return a wait that a newer request ends."""

@@ -58,7 +58,7 @@ def act(
         observation,
         outcome,
         memory=before,
-        applied=attempt.recorder.record.applied,
+        applied=attempt.recorder.record.applied_fingerprints,
         view=view,
         is_stale=lambda: bool(
             advertising.find_stale(attempt, attempt.deps.workloads.present(), gpus)

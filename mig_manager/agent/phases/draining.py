@@ -137,10 +137,11 @@ def _publish(attempt: attempts.Attempt, change: preparing.PreparedChange) -> Non
     def decide(view: node_object.NodeView) -> run_recorder.PhaseStart:
         # An interrupted run has removed the label, and its journal names the layout.
         before = attempt.recorder.journal
-        applied = view.labels.get(well_known.APPLIED_LABEL) or before.applied
+        applied_before = view.labels.get(well_known.APPLIED_LABEL) or before.applied_before
         node = dataclasses.replace(before.node, has_hold_taint=True)
         return run_recorder.PhaseStart(
-            message=message, journal=dataclasses.replace(before, applied=applied, node=node)
+            message=message,
+            journal=dataclasses.replace(before, applied_before=applied_before, node=node),
         )
 
     attempt.recorder.enter_for_view(model.Phase.DRAIN if affected else model.Phase.TAINT, decide)

@@ -71,7 +71,7 @@ def _take_over_snapshot(attempt: attempts.Attempt, gpus: model.ObservedGpus) -> 
     if not before or recovery.can_roll_back(attempt, gpus, before):
         return before
     # Without these GPUs, the previous layout cannot be restored completely.
-    attempt.recorder.set_journal(applied="")
+    attempt.recorder.set_journal(applied_before="")
     return gpus.unreachable_snapshots(before)
 
 

@@ -121,7 +121,8 @@ def keep_verified(attempt: attempts.Attempt, error: errors.MigManagerError) -> m
     Raises:
         MigManagerError: ``error``, unless it is about the file and the layout is active.
     """
-    verified, applied = attempt.recorder.record.verified, attempt.recorder.record.applied
+    record = attempt.recorder.record
+    verified, applied = record.verified, record.applied_fingerprints
     if not (
         is_about_file(attempt, error)
         and not attempt.recorder.journal.needs_undo

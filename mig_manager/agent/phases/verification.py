@@ -104,7 +104,7 @@ def verify_restored(
     except errors.Superseded as end:
         _log.info("former_devices_not_verified", why=end.why)
     except (errors.ClusterError, errors.NotReadyError) as error:
-        attempt.recorder.set_journal(applied="")
+        attempt.recorder.set_journal(applied_before="")
         description = messages.join(outcome.description, error.message)
         return dataclasses.replace(outcome, description=description)
     else:

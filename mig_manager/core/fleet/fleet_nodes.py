@@ -78,7 +78,7 @@ class FleetNode:
         """The layout applied before the change under way, which removes the label; or empty."""
         text = self.view.annotations.get(well_known.JOURNAL_ANNOTATION)
         journal = journals.parse_or_none(text)
-        return journal.applied if journal and not self.applied else ""
+        return journal.applied_before if journal and not self.applied else ""
 
     @property
     def applied_text(self) -> str:

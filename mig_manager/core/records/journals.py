@@ -100,7 +100,7 @@ class Journal:
     config: str
     annotation_hash: str = ""  # as in ``run_status.RunStatus``
     boot_id: str = ""  # the boot in which it was written
-    applied: str = ""  # the layout before the change, whose label an undo restores
+    applied_before: str = ""  # the layout before the change, whose label an undo restores
     is_draining: bool = False
     """Whether a drain for this layout evicts pods and has not ended; written before it does."""
     has_evicted: bool = False  # whether this run evicts pods; written before it does
@@ -148,7 +148,7 @@ class Journal:
         """Return what stays at the end of a run: always the entries of the host and the GPUs."""
         return dataclasses.replace(
             self,
-            applied=self.applied if self.gpus.snapshot else "",
+            applied_before=self.applied_before if self.gpus.snapshot else "",
             is_draining=end is node_entries.RunEnd.DRAIN_RETRIED,
             has_evicted=False,
             node=self.node.remaining(end),
@@ -179,7 +179,7 @@ class Journal:
             "config": self.config,
             "annotationHash": self.annotation_hash,
             "bootId": self.boot_id,
-            "applied": self.applied,
+            "applied": self.applied_before,
             "draining": self.is_draining,
             "hasEvicted": self.has_evicted,
             **self.node.to_data(),
@@ -201,7 +201,7 @@ class Journal:
             config=json_text.string(data, "config"),
             annotation_hash=json_text.string(data, "annotationHash", ""),
             boot_id=json_text.string(data, "bootId", ""),
-            applied=applied,
+            applied_before=applied,
             is_draining=data.get("draining") is True,
             has_evicted=data.get("hasEvicted") is True,
             node=node_entries.NodeEntries.from_data(data),
@@ -214,7 +214,7 @@ class Fields(TypedDict, total=False):
     """New values of a journal's fields; fields that it lacks stay."""
 
     config: str
-    applied: str
+    applied_before: str
     is_draining: bool
     has_evicted: bool
     node: node_entries.NodeEntries
@@ -240,8 +240,8 @@ def patch_between(
     labels: dict[str, str | None] = {}
     if after.gpus.snapshot and after.gpus.snapshot != before.gpus.snapshot:
         labels[well_known.APPLIED_LABEL] = None
-    elif before.applied and not after.applied:
-        labels[well_known.APPLIED_LABEL] = before.applied
+    elif before.applied_before and not after.applied_before:
+        labels[well_known.APPLIED_LABEL] = before.applied_before
     patch = node_entries.patch_between(before.node, after.node, view)
     return patch.merge(node_object.NodePatch(labels=labels))
 

@@ -37,8 +37,8 @@ class Verified:
     config_hash: str  # hash of the layout; empty: unknown, and any content counts as the same
     is_from_owner: bool = False  # whether the owner is known to have written the layout
     is_as_applied: bool = False
-    """Whether GPUs as in ``RequestRecord.applied`` have it; not if its content has changed without
-    a request."""
+    """Whether GPUs as in ``RequestRecord.applied_fingerprints`` have it; not if its content has
+    changed without a request."""
 
     def to_data(self) -> dict[str, Any]:
         """Return plain data for JSON."""
@@ -119,7 +119,7 @@ class RequestRecord:
     """Deploy labels of device plugin and DRA driver, if they ran without one before the taint, and
     new pods have not served the node yet. If a run ends before that, only this entry shows that
     they belong on the node."""
-    applied: applied_gpus.GpuFingerprints | None = None
+    applied_fingerprints: applied_gpus.GpuFingerprints | None = None
     """The layout that the label ``mig-manager.io/applied`` names, whatever is requested now; None:
     unknown, or no layout was applied."""
     failed_changes: FailedChanges | None = None
@@ -135,7 +135,7 @@ class RequestRecord:
     @property
     def verified_fingerprints(self) -> applied_gpus.GpuFingerprints | None:
         """The GPUs as they had the layout of this request; None: it was not verified yet."""
-        return self.applied if self.verified else None
+        return self.applied_fingerprints if self.verified else None
 
     def absent_gpus(self, gpus: model.ObservedGpus, boot_id: str) -> tuple[str, ...]:
         """Name the GPUs that the driver no longer lists since then, not even as unreachable.
@@ -177,7 +177,7 @@ class RequestRecord:
             rebooted_hash=self.rebooted_hash if is_same else None,
             rebooted_from=self.rebooted_from if is_same else "",
             awaited=self.awaited,
-            applied=self.applied,
+            applied_fingerprints=self.applied_fingerprints,
             repairs=gpu_repair.postpone(self.repairs, now_s),
         )
 
@@ -230,7 +230,7 @@ class RequestRecord:
             ),
             awaited=frozenset(),
             failed_changes=None,
-            applied=applied_gpus.GpuFingerprints.of(
+            applied_fingerprints=applied_gpus.GpuFingerprints.of(
                 published.gpus, boot_id, self.gpus_outside(published.gpus)
             ),
         )
@@ -255,7 +255,8 @@ class RequestRecord:
 
         ``gpus`` is empty if none could be observed.
         """
-        return self.applied is not None and self.applied.is_outdated(gpus, boot_id)
+        applied = self.applied_fingerprints
+        return applied is not None and applied.is_outdated(gpus, boot_id)
 
     def to_json(self) -> str:
         """Return the text to keep."""
@@ -270,7 +271,7 @@ class RequestRecord:
             "rebootedHash": self.rebooted_hash,
             "rebootedFrom": self.rebooted_from or None,
             "awaited": sorted(self.awaited) or None,
-            "applied": self.applied and self.applied.to_data(),
+            "applied": self.applied_fingerprints and self.applied_fingerprints.to_data(),
             "failedChanges": self.failed_changes and self.failed_changes.to_data(),
             "repairs": [each.to_data() for each in self.repairs] or None,
         }
@@ -296,7 +297,7 @@ class RequestRecord:
                 rebooted_hash=None if rebooted is None else json_text.string(data, "rebootedHash"),
                 rebooted_from=json_text.string(data, "rebootedFrom", ""),
                 awaited=frozenset(json_text.string_list(data.get("awaited", []))),
-                applied=None
+                applied_fingerprints=None
                 if applied is None
                 else applied_gpus.GpuFingerprints.from_data(applied),
                 failed_changes=FailedChanges.from_data(failed) if failed else None,

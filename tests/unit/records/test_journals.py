@@ -15,7 +15,7 @@ GPU = samples.gpu(samples.A100, "7g.40gb@0").snapshot
 
 NOTHING = journals.Journal(config="a")
 TAINT = node_entries.NodeEntries(has_hold_taint=True)
-TAINTED = dataclasses.replace(NOTHING, applied="old", node=TAINT)
+TAINTED = dataclasses.replace(NOTHING, applied_before="old", node=TAINT)
 PAUSING = dataclasses.replace(
     TAINTED, node=dataclasses.replace(TAINT, paused_labels={DCGM: "true"})
 )

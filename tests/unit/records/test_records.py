@@ -41,7 +41,7 @@ REQUEST = requests.RequestRecord(
     verified=requests.Verified(config_hash="h", is_from_owner=True, is_as_applied=True),
     goals={"GPU-1": "g", "GPU-2": ""},
     rebooted_hash="h",
-    applied=applied_gpus.GpuFingerprints(
+    applied_fingerprints=applied_gpus.GpuFingerprints(
         boot_id="boot-1", gpus={"GPU-1": "f"}, names={"GPU-1": "GPU 0 (A100, GPU-1)"}
     ),
 )
