@@ -197,14 +197,17 @@ def parse_pod(item: Mapping[str, Any]) -> Pod:
 def _has_unlisted_devices(
     spec: Mapping[str, Any], init_containers: Iterable[Mapping[str, Any]]
 ) -> bool:
-    """Return whether ordinary init containers have devices that app containers do not have.
+    """Return whether ordinary init containers have devices that no listed container has.
 
     Kubelet lists no devices of ordinary init containers, but allocates them again, before others,
-    to the app containers (``devicesToReuse`` in ``pkg/kubelet/cm/devicemanager/manager.go``).
+    to later sidecars and the app containers (``devicesToReuse`` in
+    ``pkg/kubelet/cm/devicemanager/manager.go``).
     """
     largest: collections.Counter[str] = collections.Counter()
     for container in init_containers:
-        if not _is_sidecar(container):
+        if _is_sidecar(container):
+            largest -= _container_resources(container)
+        else:
             largest |= _container_resources(container)
     for container in spec["containers"]:
         largest -= _container_resources(container)

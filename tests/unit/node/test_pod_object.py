@@ -204,6 +204,8 @@ INITIALIZED = a_pod(spec={"initContainers": gpus(1)})
         pytest.param(gpus(1, 1), gpus(2, 1), 2, False, id="the app containers get its devices"),
         pytest.param(gpus(2), gpus(-1), 3, False, id="a sidecar adds"),
         pytest.param(gpus(1), gpus(4, -2, 3), 5, True, id="an init container beside a sidecar"),
+        pytest.param(gpus(1), gpus(2, -1), 2, False, id="a later sidecar gets its devices"),
+        pytest.param(gpus(1), gpus(-1, 2), 3, True, id="an earlier sidecar does not"),
         pytest.param(
             [{"name": "x", "resources": {"limits": {GPU: "2"}}}], [], 2, False, id="limits only"
         ),
