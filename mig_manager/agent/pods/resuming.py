@@ -22,7 +22,8 @@ def resume_advertisers(
     """Resume device plugin and DRA driver with new pods, and with the layout's plugin config.
 
     Returns:
-        ``restart`` with all their pods that may have missed a part of the change.
+        ``restart`` with all their pods that may have missed a part of the change, and with those
+        of an advertiser that served the node only since the change began.
 
     Raises:
         ClusterError: The API refused or does not answer.
@@ -34,6 +35,14 @@ def resume_advertisers(
         *client_table.members(pods, restart.extra_clients),
     )
     early = tuple(pod for pod in stale if pod.uid not in restart.kept_uids)
+    replaced = tuple(pod for pod in early if not pod.is_terminating)
+    awaited = advertising.labels_to_await(replaced)
+    attempt.recorder.set_record(attempt.recorder.record.with_awaited(awaited))
+    restart = dataclasses.replace(
+        restart,
+        advertisers=restart.advertisers | advertising.owners(replaced),
+        old_uids=restart.old_uids | {pod.uid for pod in early},
+    )
     journal = attempt.recorder.journal
     for each in restart.to_restart:
         each.withdraw(attempt.deps)
@@ -44,9 +53,8 @@ def resume_advertisers(
         _resume(
             attempt.recorder, advertising.DEPLOY_LABELS, what=what, plugin_config=plugin_config
         )
-    advertising.delete(attempt.deps.workloads, early)
-    old_uids = restart.old_uids | {pod.uid for pod in early}
-    return dataclasses.replace(restart, old_uids=old_uids)
+    advertising.delete(attempt.deps.workloads, replaced)
+    return restart
 
 
 def resume_monitors(attempt: attempts.Attempt, restart: advertising.Restart) -> None:

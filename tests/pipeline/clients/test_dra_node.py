@@ -271,6 +271,17 @@ def test_a_driver_that_ends_as_the_taint_comes_is_verified_when_it_returns() -> 
     assert published_uuids(rig) == devices(rig)
 
 
+def test_a_driver_that_first_comes_during_the_change_is_verified() -> None:
+    rig = without_driver(without_pods(nodes.dra_node(label_managed=False)))
+    # Its pods tolerate every taint.
+    strikes.act_once(rig, lambda: rig.log[-1] == "gpus.execute", rig.start_driver)
+
+    ends.assert_ends(rig, Reason.APPLIED, layout="all-balanced")
+
+    assert rig.pods.has_dra_driver
+    assert published_uuids(rig) == devices(rig)
+
+
 @pytest.mark.parametrize("label_managed", [True, False])
 @pytest.mark.parametrize("is_before", [True, False])
 def test_late_pod_leaves_only_while_the_driver_runs(

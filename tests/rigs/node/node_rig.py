@@ -89,6 +89,30 @@ class NodeRig:
         if not self.plugin.is_broken:
             self.register_devices()
 
+    def start_driver(self) -> None:
+        """Start a DRA driver, which looks at the GPUs only once."""
+        self.pods.add(
+            "nvidia-dra-driver-kubelet-plugin",
+            container_names=("gpus",),
+            node_selector={dra.DEPLOY_LABEL: "true"} if self.dra_driver.is_label_managed else {},
+            owner_kind="DaemonSet",
+            mounts_driver_sockets=True,
+            is_ready=not self.dra_driver.is_broken,
+        )
+        if self.dra_driver.is_broken:
+            return
+        uuids = sorted(gpu_values.device_uuids(self.gpus))
+        self.dra_driver.slices = (
+            dra.Slice(
+                name=f"node-a-gpu.nvidia.com-{self.pods.serial}",
+                pool="node-a",
+                generation=self.pods.serial,
+                count=1,
+                uuids={f"gpu-{number}": uuid for number, uuid in enumerate(uuids)},
+                for_machines=frozenset(),
+            ),
+        )
+
     def register_devices(self) -> None:
         """Have the plugin register the devices that it finds now."""
         self.kubelet.schedulable = self.plugin_devices
@@ -182,7 +206,7 @@ class NodeRig:
             or not self.dra_driver.is_label_managed
         )
         if self.dra_driver.is_installed and is_selected and not self.pods.dra_drivers:
-            self._start_driver()
+            self.start_driver()
 
     @property
     def _is_controller_away(self) -> bool:
@@ -191,27 +215,3 @@ class NodeRig:
     def _plugin_is_selected(self) -> bool:
         is_selected = self.node.labels.get(well_known.PLUGIN_DEPLOY_LABEL) == "true"
         return is_selected or not self.plugin.is_label_managed
-
-    def _start_driver(self) -> None:
-        """Start a DRA driver, which looks at the GPUs only once."""
-        self.pods.add(
-            "nvidia-dra-driver-kubelet-plugin",
-            container_names=("gpus",),
-            node_selector={dra.DEPLOY_LABEL: "true"} if self.dra_driver.is_label_managed else {},
-            owner_kind="DaemonSet",
-            mounts_driver_sockets=True,
-            is_ready=not self.dra_driver.is_broken,
-        )
-        if self.dra_driver.is_broken:
-            return
-        uuids = sorted(gpu_values.device_uuids(self.gpus))
-        self.dra_driver.slices = (
-            dra.Slice(
-                name=f"node-a-gpu.nvidia.com-{self.pods.serial}",
-                pool="node-a",
-                generation=self.pods.serial,
-                count=1,
-                uuids={f"gpu-{number}": uuid for number, uuid in enumerate(uuids)},
-                for_machines=frozenset(),
-            ),
-        )
