@@ -87,7 +87,7 @@ def _measure(name: str, gpu: model.Gpu, chance: random.Random) -> PlanningTime:
     layouts = maximal(gpu)
 
     def pair_s(before: Layout, after: Layout) -> float:
-        return _planning_s([gpu_with(gpu, before)], {gpu.uuid: _desired_gpu(after)}, frozenset())
+        return _planning_s([gpu_with(gpu, before)], {gpu.uuid: _desired_gpu(after)}, {})
 
     pairs = list(itertools.permutations(layouts, 2))
     once = sorted((pair_s(a, b), number) for number, (a, b) in enumerate(pairs))
@@ -117,15 +117,15 @@ def _node(gpu: model.Gpu, layouts: Sequence[Layout], chance: random.Random) -> f
         gpus.append(gpu_with(one, chance.choice(layouts)))
         desired[one.uuid] = _desired_gpu(chance.choice(layouts))
     uuids = [uuid for one in gpus for uuid in one.mig_uuids]
-    busy = frozenset(chance.sample(uuids, len(uuids) // 2))
-    return _planning_s(gpus, desired, busy)
+    use = dict.fromkeys(chance.sample(uuids, len(uuids) // 2), 1)
+    return _planning_s(gpus, desired, use)
 
 
 def _planning_s(
-    gpus: Sequence[model.Gpu], desired: Mapping[str, model.DesiredGpu], busy: frozenset[str]
+    gpus: Sequence[model.Gpu], desired: Mapping[str, model.DesiredGpu], use: Mapping[str, int]
 ) -> float:
     since = time.perf_counter()
-    planner.plan(gpus, desired, busy=busy)
+    planner.plan(gpus, desired, use=use)
     return time.perf_counter() - since
 
 

@@ -25,9 +25,8 @@ class PlanBasis:
 
     target: targets.Target
     restoring: model.Snapshots  # of ``ChangeInputs``; none if a pod uses what it would destroy
-    busy: frozenset[str] = frozenset()  # the devices in use, which any plan destroys last
-    ending: frozenset[str] = frozenset()
-    """The used devices that only terminating pods have: they are destroyed before the others."""
+    use: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    """How much the loss of each device matters, as for ``planner.plan``."""
 
     def plan(self, gpus: model.ObservedGpus) -> steps.Plan:
         """Plan what remains, for the same use of devices.
@@ -37,7 +36,7 @@ class PlanBasis:
         Raises:
             LayoutError: The target is impossible on these GPUs.
         """
-        plan = self.target.plan(gpus, busy=self.busy, ending=self.ending)
+        plan = self.target.plan(gpus, use=self.use)
         return planner.combine(plan, planner.restore(gpus, self.restoring))
 
 

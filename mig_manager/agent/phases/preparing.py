@@ -10,6 +10,7 @@ The first plan ignores the pods. Who uses the devices is read, and the change pl
 The drain follows the latest plan: every ``PreparedChange`` has the drain scope of its own plan.
 """
 
+import collections
 import dataclasses
 
 import structlog
@@ -168,7 +169,7 @@ def _plan(
     used_ids: frozenset[str] = frozenset(),
 ) -> PreparedChange:
     """Plan for the use of devices; ``used_ids`` are in use without a pod."""
-    ending = usage.ending_ids(attempt.deps.clock.unix_s(), attempt.limits.drain_timeout_s)
+    by_pods = usage.use_by_device(attempt.deps.clock.unix_s(), attempt.limits.drain_timeout_s)
     # Undoing an interrupted change evicts no pod that got a device since.
     inputs = last.inputs
     undo = planner.restore(inputs.gpus, inputs.restoring)
@@ -176,8 +177,7 @@ def _plan(
     basis = dataclasses.replace(
         last.basis,
         restoring=() if is_used else inputs.restoring,
-        busy=usage.device_ids | used_ids,
-        ending=ending - used_ids,
+        use=by_pods | collections.Counter(dict.fromkeys(used_ids, gpu_use.IN_USE)),
     )
     plan = basis.plan(inputs.gpus)
     scope = planning.scope_for(attempt, inputs.gpus, plan, last.scope.rights)

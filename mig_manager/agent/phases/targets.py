@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import types
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
@@ -33,10 +34,9 @@ class Target(Protocol):
         self,
         gpus: model.ObservedGpus,
         *,
-        busy: frozenset[str] = frozenset(),
-        ending: frozenset[str] = frozenset(),
+        use: Mapping[str, int] = types.MappingProxyType({}),
     ) -> steps.Plan:
-        """Plan what remains; ``busy`` devices are destroyed last, before them the ``ending`` ones.
+        """Plan what remains; ``use`` of devices as for ``planner.plan``.
 
         Raises:
             LayoutError: The target is impossible on these GPUs.
@@ -70,12 +70,11 @@ class LayoutTarget:
         self,
         gpus: model.ObservedGpus,
         *,
-        busy: frozenset[str] = frozenset(),
-        ending: frozenset[str] = frozenset(),
+        use: Mapping[str, int] = types.MappingProxyType({}),
     ) -> steps.Plan:
         """Plan the layout."""
         with layouts.located(self.layout, gpus):
-            return planner.plan(gpus, layouts.select(self.layout, gpus), busy=busy, ending=ending)
+            return planner.plan(gpus, layouts.select(self.layout, gpus), use=use)
 
     def unrestored_snapshots(
         self, gpus: model.ObservedGpus, before: model.Snapshots
@@ -107,8 +106,7 @@ class RepairTarget:
         self,
         gpus: model.ObservedGpus,
         *,
-        busy: frozenset[str] = frozenset(),
-        ending: frozenset[str] = frozenset(),
+        use: Mapping[str, int] = types.MappingProxyType({}),
     ) -> steps.Plan:
         """Plan the resets, or the instances of GPUs that were reset."""
         return planner.repair(gpus, self.before)

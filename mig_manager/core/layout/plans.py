@@ -176,9 +176,10 @@ def plan(
         changes = planner.plan(observed, changed)
         if changes.destroyed_uuids:
             pods = users() or {}
-            busy = frozenset((*pods, *gpu_processes.ids_in_use(observed, processes() or {})))
-            if busy & changes.destroyed_uuids:
-                changes = planner.plan(observed, changed, busy=busy)
+            use = dict.fromkeys(gpu_processes.ids_in_use(observed, processes() or {}), 1)
+            use |= {uuid: len(names) for uuid, names in pods.items()}
+            if use.keys() & changes.destroyed_uuids:
+                changes = planner.plan(observed, changed, use=use)
         changes = planner.combine(changes, planner.restore(observed, cancelled))
     return Planned(
         layout=layout.name,

@@ -10,7 +10,7 @@ stands for.
 
 import collections
 import dataclasses
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Self
 
 from mig_manager.core import gpu_processes, messages, model, steps
@@ -23,6 +23,10 @@ from mig_manager.core.node import (
     resources,
     well_known,
 )
+
+IN_USE = 10_000  # use of a device by one pod or process; more than all pods of a node
+_ENDS_SOON = 1  # use by a pod that ends without an eviction
+_MUST_STAY = IN_USE**2  # use by a pod that the agent may not evict, so that the change would fail
 
 _STUCK_AFTER_S = 120.0
 """More than kubelet needs after the grace period, and than clocks of nodes differ."""
@@ -85,19 +89,25 @@ class Usage:
         """
         if affected is not None and not affected:
             return ()
+        allocated = self._pods_with_allocations()
+        return tuple(pod for pod, devices in allocated if self._may_use(pod, devices, affected))
+
+    def _pods_with_allocations(
+        self,
+    ) -> Iterator[tuple[pod_object.Pod, pod_object.PodDevices | None]]:
+        """Yield the unfinished pods but the GPU clients that a change pauses, and kubelet's."""
         allocations = self._allocations()
         entries = collections.Counter(one.key for one in self.assigned or () if one.device_ids)
         listed = {pod.key for pod in self.pods if pod.is_admitted and entries[pod.key] <= 1}
         unlisted = (one for key, one in allocations.items() if key not in listed)
-        return tuple(
-            pod
-            for pod in (*self.pods, *map(_unlisted_pod, unlisted))
-            if not pod.is_finished
-            and not clients.is_device_plugin(pod)
-            and not any(client.matches(pod) for client in self.extra_clients)
-            and not clients.gated_by((pod,), clients.MONITORS)
-            and self._may_use(pod, _of(pod, allocations), affected)
-        )
+        for pod in (*self.pods, *map(_unlisted_pod, unlisted)):
+            if not (
+                pod.is_finished
+                or clients.is_device_plugin(pod)
+                or any(client.matches(pod) for client in self.extra_clients)
+                or clients.gated_by((pod,), clients.MONITORS)
+            ):
+                yield pod, _of(pod, allocations)
 
     def undecided_users(self, affected: Collection[str] | None) -> pod_object.Pods:
         """Return the users that kubelet may still exclude, because it lists no device of them yet.
@@ -129,33 +139,29 @@ class Usage:
             return ""
         return "kubelet lists no device of a running pod, or the pod was started without one"
 
-    @property
-    def device_ids(self) -> frozenset[str]:
-        """The devices that pods are known to have."""
-        by_kubelet = (one.device_ids for one in self._allocations().values())
-        by_claim = (pod.claimed_ids or () for pod in self.pods if not pod.is_finished)
-        return frozenset().union(*by_kubelet, *by_claim)
+    def use_by_device(self, now_s: float, within_s: float) -> collections.Counter[str]:
+        """Return how much the loss of each device matters, as for ``planner.plan``.
 
-    def ending_ids(self, now_s: float, within_s: float) -> frozenset[str]:
-        """Return the devices that only terminating pods are known to have.
-
-        Pods that end later than ``within_s`` do not count, nor do stuck pods, which have not ended
-        long after their grace period. ``now_s`` is in Unix time.
+        It is the sum over the pods that are known to have the device: several share one by
+        replicas or a claim. A pod that ends within ``within_s`` matters least, unless it is stuck:
+        it has not ended long after its grace period. ``now_s`` is in Unix time.
         """
-        allocations = self._allocations()
-        by_ending: dict[bool, set[str]] = {True: set(), False: set()}
-        for pod in self.pods:
-            if not pod.is_finished:
-                allocated = _of(pod, allocations)
+        use = collections.Counter[str]()
+        for pod, allocated in self._pods_with_allocations():
+            weight = _MUST_STAY if pod.is_mirror or pod.is_kept else IN_USE
+            if pod.is_terminating:
                 is_soon = -_STUCK_AFTER_S <= pod.ends_by_s - now_s <= within_s
-                ids = by_ending[pod.is_terminating and is_soon]
-                ids.update(pod.claimed_ids or (), allocated.device_ids if allocated else ())
-        return frozenset(by_ending[True] - by_ending[False])
+                weight = _ENDS_SOON if is_soon else IN_USE
+            ids = allocated.device_ids if allocated else frozenset[str]()
+            use.update(dict.fromkeys(ids.union(pod.claimed_ids or ()), weight))
+        return use
 
     @property
     def has_unknown_ids(self) -> bool:
         """Whether a pod has a device that no GPU has: only processes show the use of it."""
-        return any(map(self._is_unknown, self.device_ids))
+        by_kubelet = (one.device_ids for one in self._allocations().values())
+        by_claim = (pod.claimed_ids or () for pod in self.pods if not pod.is_finished)
+        return any(map(self._is_unknown, frozenset().union(*by_kubelet, *by_claim)))
 
     def why_uncertain(self, pod: pod_object.Pod) -> str:
         """Return why an affected pod may use none of the devices; empty if it does use one."""

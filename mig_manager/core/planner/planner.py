@@ -11,6 +11,7 @@ clients of the GPU and would leave the change pending. Then instances are create
 """
 
 import dataclasses
+import types
 from collections.abc import Iterator, Mapping, Sequence
 
 from mig_manager import errors, reasons
@@ -23,16 +24,15 @@ def plan(
     gpus: Sequence[model.Gpu],
     desired: Mapping[str, model.DesiredGpu],
     *,
-    busy: frozenset[str] = frozenset(),
-    ending: frozenset[str] = frozenset(),
+    use: Mapping[str, int] = types.MappingProxyType({}),
 ) -> steps.Plan:
     """Find the smallest change to the desired state of each GPU; empty if the layout is active.
 
     Args:
         gpus: The observed GPUs, in any order; the plan sorts them by index.
         desired: By GPU UUID; other GPUs are not touched.
-        busy: UUIDs of MIG devices in use; the plan destroys as few of them as possible.
-        ending: The busy devices of terminating pods; the plan destroys them before others in use.
+        use: How much the loss of a MIG device in use matters, by UUID: the plan destroys devices
+            whose sum is the smallest.
 
     Raises:
         errors.LayoutError: A GPU lacks a profile (UNKNOWN_PROFILE), is too small for the layout
@@ -43,7 +43,7 @@ def plan(
     if missing:
         problem = f"GPU {missing[0]} is not on this node"
         raise errors.LayoutError(problem, reason=reasons.Reason.NO_GPU_MATCHES)
-    finder = search.Search(busy, ending)
+    finder = search.Search(use)
     plans = [
         _plan_gpu(gpu, desired[gpu.uuid], finder) for gpu in _by_index(gpus) if gpu.uuid in desired
     ]

@@ -2,7 +2,7 @@
 
 It minimises, in this order:
 
-1. the MIG devices in use that are destroyed;
+1. the sum of ``use`` of the MIG devices that are destroyed;
 2. the driver calls: GPU and compute instances destroyed and created;
 3. the room lost for the largest profiles: how many more of a profile fit alone, compared from the
    largest profile down;
@@ -70,16 +70,12 @@ def stay_unchanged(position: int, gi: model.GpuInstance) -> Stay:
     return Stay(position=position, kept=tuple(range(len(gi.compute_instances))))
 
 
-_ENDING = 1
-_IN_USE = 100  # more than all compute instances of a GPU whose use ends
-
-
 class Search:
     """Searches GPU by GPU, with a cache, because GPUs of a node are mostly equal."""
 
-    def __init__(self, busy: frozenset[str], ending: frozenset[str] = frozenset()) -> None:
-        """Build it with the UUIDs of MIG devices in use; the use of ``ending`` ones ends soon."""
-        self._use = dict.fromkeys(busy, _IN_USE) | dict.fromkeys(busy & ending, _ENDING)
+    def __init__(self, use: Mapping[str, int]) -> None:
+        """Build it with the use of MIG devices, as for ``planner.plan``."""
+        self._use = use
         self._decisions: dict[tuple[object, ...], GpuDecision] = {}
 
     def decide(

@@ -247,6 +247,56 @@ def test_a_device_of_a_terminating_pod_is_destroyed_before_that_of_another(
     assert second in rig.gpus[0].mig_uuids or not is_spared
 
 
+def _add_one(rig: node_rig.NodeRig, device: str) -> None:
+    rig.pods.add(f"pod-{len(rig.pods)}", devices=frozenset({device}))
+
+
+def _add_two(rig: node_rig.NodeRig, device: str) -> None:
+    _add_one(rig, device)
+    _add_one(rig, device)
+
+
+def _add_kept(rig: node_rig.NodeRig, device: str) -> None:
+    rig.pods.add(f"kept-{len(rig.pods)}", devices=frozenset({device}), is_kept=True)
+
+
+def _add_mirror(rig: node_rig.NodeRig, device: str) -> None:
+    rig.pods.add(f"static-{len(rig.pods)}", devices=frozenset({device}), is_mirror=True)
+
+
+def _add_daemon(rig: node_rig.NodeRig, device: str) -> None:
+    rig.extra_clients = nodes.EXTRA_CLIENTS
+    labels = {"app": "watcher"}
+    rig.pods.add("watcher", devices=frozenset({device}), labels=labels, owner_kind="DaemonSet")
+
+
+@pytest.mark.parametrize("start", [0, 3, 6])
+@pytest.mark.parametrize(
+    ("add_cheapest", "add_other", "evictions"),
+    [
+        pytest.param(_add_one, _add_two, 1, id="the pods share devices"),
+        pytest.param(_add_daemon, _add_one, 0, id="a change pauses the pod of one device"),
+        pytest.param(_add_two, _add_kept, 2, id="the others forbid their eviction"),
+        pytest.param(_add_two, _add_mirror, 2, id="the others are static"),
+    ],
+)
+def test_the_device_is_destroyed_whose_loss_evicts_the_fewest_pods(
+    add_cheapest: Callable[[node_rig.NodeRig, str], None],
+    add_other: Callable[[node_rig.NodeRig, str], None],
+    evictions: int,
+    start: int,
+) -> None:
+    rig = nodes.node(layout="all-1g.5gb")
+    cheapest = nodes.device_at(rig, start)
+    for device in sorted(rig.gpus[0].mig_uuids):
+        (add_cheapest if device == cheapest else add_other)(rig, device)
+
+    ends.assert_ends(rig, Reason.APPLIED, layout="six", layouts=SIX)
+
+    assert cheapest not in rig.gpus[0].mig_uuids
+    assert rig.log.count("workloads.evict") == evictions
+
+
 @pytest.mark.parametrize("when", ["hooks.run", "node.patch"])
 def test_a_pod_bound_before_the_taint_keeps_its_device_if_another_is_free(when: str) -> None:
     undisturbed = nodes.node(layout="all-balanced")

@@ -88,13 +88,13 @@ def goals(gpu: model.Gpu, devices: Mapping[model.Profile, int]) -> Iterator[Stat
     return grow(spots, {})
 
 
-def price(gpu: model.Gpu, goal: State, busy: frozenset[str]) -> tuple[int, int]:
-    """Return how many busy devices end and how many calls it takes to reach ``goal``."""
+def price(gpu: model.Gpu, goal: State, use: Mapping[str, int]) -> tuple[int, int]:
+    """Return the use of the devices that end and how many calls it takes to reach ``goal``."""
     live, destroyed = state_of(gpu), destroyed_uuids(gpu, goal)
     calls = len(destroyed) + len(live.keys() - goal.keys())
     for spot, inside in goal.items():
         calls += len(inside - live[spot]) if spot in live else 1 + len(inside)
-    return len(busy.intersection(destroyed)), calls
+    return sum(use.get(uuid or "", 0) for uuid in destroyed), calls
 
 
 def destroyed_uuids(gpu: model.Gpu, goal: State) -> list[str | None]:
@@ -145,19 +145,19 @@ def starts(gpu: model.Gpu, goal: State) -> list[int]:
 
 
 def best(
-    gpu: model.Gpu, devices: Mapping[model.Profile, int], busy: frozenset[str]
+    gpu: model.Gpu, devices: Mapping[model.Profile, int], use: Mapping[str, int]
 ) -> tuple[object, ...] | None:
     """Return the lowest rank of any goal; None when the devices do not fit at all."""
-    priced = [(price(gpu, goal, busy), goal) for goal in goals(gpu, devices)]
+    priced = [(price(gpu, goal, use), goal) for goal in goals(gpu, devices)]
     if not priced:
         return None
     cheapest = min(cost for cost, _ in priced)
-    return min(rank(gpu, goal, busy) for cost, goal in priced if cost == cheapest)
+    return min(rank(gpu, goal, use) for cost, goal in priced if cost == cheapest)
 
 
-def rank(gpu: model.Gpu, goal: State, busy: frozenset[str]) -> tuple[object, ...]:
+def rank(gpu: model.Gpu, goal: State, use: Mapping[str, int]) -> tuple[object, ...]:
     room_rank = [-count for count in room(gpu, goal)]
-    return (*price(gpu, goal, busy), room_rank, starts(gpu, goal))
+    return (*price(gpu, goal, use), room_rank, starts(gpu, goal))
 
 
 def fewest_calls(gpu: model.Gpu) -> dict[frozenset[tuple[model.Profile, int]], int]:

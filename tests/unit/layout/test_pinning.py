@@ -74,7 +74,7 @@ def test_a_pinned_gpu_instance_has_only_its_pinned_devices() -> None:
 def test_a_compute_instance_in_use_keeps_its_span() -> None:
     gpu = samples.gpu(samples.A100, "3g.20gb@0[1c@0 1c@1 1c@2]")
     desired = samples.desired_gpu({"1c.3g.20gb@0": 1})
-    plan = planner.plan([gpu], {gpu.uuid: desired}, busy=frozenset({"MIG-0-0-1"}))
+    plan = planner.plan([gpu], {gpu.uuid: desired}, use={"MIG-0-0-1": 1})
     assert "MIG-0-0-1" not in plan.destroyed_uuids
     assert len(plan.steps) == 2
 

@@ -17,6 +17,9 @@ from tests.unit import drawn_gpus
 QUICK = (("H100", False), ("RTX6000", False), ("A30", True), ("RTX6000", True))
 """Products, and whether GPU instances are split, that the oracle searches quickly."""
 
+USE = st.sampled_from((0, 0, 0, 1, 1, 2, 7))
+"""How much the loss of a device matters; many are not in use."""
+
 
 @pytest.mark.parametrize("product", samples.PRODUCTS)
 @hypothesis.given(data=st.data())
@@ -52,7 +55,7 @@ def test_the_order_of_gpus_and_instances_makes_no_difference(
         for gpu, name in zip(gpus, names, strict=True)
     }
     uuids = [uuid for gpu in gpus for uuid in gpu.mig_uuids]
-    busy = frozenset(data.draw(st.lists(st.sampled_from(uuids)))) if uuids else frozenset()
+    use = {uuid: data.draw(USE) for uuid in uuids}
     shuffle = seeded.sample
     mixed = [
         dataclasses.replace(
@@ -69,18 +72,18 @@ def test_the_order_of_gpus_and_instances_makes_no_difference(
         )
         for gpu in shuffle(gpus, len(gpus))
     ]
-    assert planner.plan(mixed, desired, busy=busy) == planner.plan(gpus, desired, busy=busy)
+    assert planner.plan(mixed, desired, use=use) == planner.plan(gpus, desired, use=use)
 
 
 def check_against_everything(data: st.DataObject, product: str, *, splits: bool) -> None:
     gpu = data.draw(drawn_gpus.gpus(product, splits=splits))
     desired = data.draw(drawn_gpus.desired_devices(product, splits=splits))
-    busy = frozenset(uuid for uuid in gpu.mig_uuids if data.draw(st.booleans()))
-    plan = planner.plan([gpu], {gpu.uuid: desired}, busy=busy)
-    lost = len(plan.destroyed_uuids & busy)
+    use = {uuid: data.draw(USE) for uuid in gpu.mig_uuids}
+    plan = planner.plan([gpu], {gpu.uuid: desired}, use=use)
+    lost = sum(use[uuid] for uuid in plan.destroyed_uuids)
     goal = oracle.state_of(driver_rules.run(gpu, plan.steps))
-    expected = oracle.best(gpu, dict(desired.devices), busy)
-    assert (lost, len(plan.steps), *oracle.rank(gpu, goal, busy)[2:]) == expected
+    expected = oracle.best(gpu, dict(desired.devices), use)
+    assert (lost, len(plan.steps), *oracle.rank(gpu, goal, use)[2:]) == expected
 
 
 @pytest.mark.parametrize(("product", "splits"), QUICK)

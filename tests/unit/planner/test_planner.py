@@ -25,7 +25,7 @@ def plan_to(
     gpu: model.Gpu, desired: dict[str, int] | model.DesiredGpu, *, busy: Collection[str] = ()
 ) -> steps.Plan:
     desired_gpu = samples.desired_gpu(desired) if isinstance(desired, dict) else desired
-    return planner.plan([gpu], {gpu.uuid: desired_gpu}, busy=frozenset(busy))
+    return planner.plan([gpu], {gpu.uuid: desired_gpu}, use=dict.fromkeys(busy, 1))
 
 
 # -- steps ------------------------------------------------------------------------------------

@@ -31,7 +31,7 @@ def test_restoring_recreates_every_placement_with_the_fewest_calls(
     after = driver_rules.run(now, plan.steps)
     assert oracle.state_of(after) == oracle.state_of(before)
     assert planner.restore([after], [before.snapshot]).is_empty
-    assert len(plan.steps) == oracle.price(now, oracle.state_of(before), frozenset())[1]
+    assert len(plan.steps) == oracle.price(now, oracle.state_of(before), {})[1]
 
 
 @pytest.mark.parametrize("mode", [ON, OFF])
