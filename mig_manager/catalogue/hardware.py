@@ -229,6 +229,7 @@ def _idle(product: Product, rows: Iterable[model.GpuInstanceProfile], index: int
             for row in rows
         ),
         gpu_instances=(),
+        is_template=True,
     )
 
 

@@ -269,6 +269,8 @@ class Gpu:
     """None: this driver does not report it. Not compared, because no plan depends on it."""
     is_remembered: bool = False
     """Whether it is unreachable, and this is how it was when its layout was verified."""
+    is_template: bool = dataclasses.field(default=False, compare=False)
+    """Whether it stands for any GPU of its product: its index and UUID mean nothing."""
 
     @property
     def needs_recovery(self) -> bool:
@@ -317,7 +319,7 @@ class Gpu:
         return tuple(device.uuid for device in self.devices if device.uuid)
 
     def __str__(self) -> str:
-        return f"GPU {self.index} ({self.name}, {self.uuid})"
+        return self.name if self.is_template else f"GPU {self.index} ({self.name}, {self.uuid})"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -272,10 +272,6 @@ class _LayoutCheck:
         ]
         # Rules that fail only together.
         failing = failing or list(case.rules)
-        why = error.text
-        if not case.node:
-            # The index and UUID of a template mean nothing.
-            why = why.replace(str(case.members[0]), case.product)
         is_short_of_gpus = case.node and layouts.missing_gpus(case.layout, case.node)
         # A rule with a filter, or with the name of a GPU, is meant for that GPU. No other GPU
         # model gives a node the GPUs that it lacks.
@@ -283,7 +279,7 @@ class _LayoutCheck:
             any(rule.filters or any(map(rule.names, case.members)) for rule in failing)
             or (error.reason is reasons.Reason.NO_GPU_MATCHES and is_short_of_gpus)
         ) and all(self._fits_elsewhere(case.layout, rule) for rule in failing)
-        misfit = case.product_fit(Fit.ELSEWHERE if is_excused else Fit.DOES_NOT_FIT, why)
+        misfit = case.product_fit(Fit.ELSEWHERE if is_excused else Fit.DOES_NOT_FIT, error.text)
         return dataclasses.replace(
             misfit, brief=_brief(error), location=error.location or failing[0].location
         )

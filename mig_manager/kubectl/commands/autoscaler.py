@@ -143,14 +143,7 @@ def tags(layout: layouts.Layout, spec: str, strategy: strategies.Strategy) -> Ta
         for index, product in enumerate(hardware.parse_node(spec))
     ]
     desired = layouts.select(layout, gpus)
-    try:
-        planner.plan(gpus, desired)
-    except errors.LayoutError as error:
-        # The index and UUID of a template mean nothing.
-        problem = error.problem
-        for gpu in gpus:
-            problem = problem.replace(str(gpu), gpu.name)
-        raise errors.LayoutError(problem, reason=error.reason, location=error.location) from error
+    planner.plan(gpus, desired)
     why_not = strategies.refusals(strategies.gpu_layouts(gpus, desired)).get(strategy)
     if why_not:
         raise errors.UsageError(

@@ -104,7 +104,10 @@ def geometry(gpus: Iterable[model.Gpu | model.GpuSnapshot]) -> dict[str, tuple[o
 
 def gpus_of(spec: str, devices: Mapping[str, int] | None = None) -> tuple[model.Gpu, ...]:
     """Return the GPUs of a simulated node, with MIG off or each with these devices."""
-    bare = tuple(hardware.template(p, index) for index, p in enumerate(hardware.parse_node(spec)))
+    bare = tuple(
+        dataclasses.replace(hardware.template(product, index), is_template=False)
+        for index, product in enumerate(hardware.parse_node(spec))
+    )
     if devices is None:
         return bare
     desired = {profile_name.parse(name): count for name, count in devices.items()}

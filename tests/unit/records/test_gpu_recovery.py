@@ -6,13 +6,12 @@ import json
 import pytest
 
 from mig_manager import reasons
-from mig_manager.catalogue import hardware
 from mig_manager.core import messages, model
 from mig_manager.core.records import gpu_recovery, inventory_codec
 from tests.rigs import contract
 from tests.rigs.node import gpu_values
 
-GPU = hardware.template(hardware.find("NVIDIA A30"))
+(GPU,) = gpu_values.gpus_of("A30")
 FAULTS = [action for action in model.RecoveryAction if action is not model.RecoveryAction.NONE]
 LOST = model.UnreachableGpu(
     index=2, uuid="GPU-2", reason=reasons.Reason.GPU_LOST, code=15, message="GPU is lost"

@@ -21,7 +21,7 @@ PRODUCTS = [each for each in hardware.products().values() if not each.not_simula
 
 
 def eight(product: hardware.Product) -> tuple[model.Gpu, ...]:
-    return tuple(hardware.template(product, index) for index in range(8))
+    return gpu_values.gpus_of(f"8x{product.key}")
 
 
 def full(product: hardware.Product) -> tuple[model.Gpu, ...]:
