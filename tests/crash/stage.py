@@ -19,7 +19,7 @@ from testkit import nvml_faults
 from tests.crash import agent_process, scenarios
 from tests.rigs import layout_table
 from tests.rigs.cluster import monitors
-from tests.rigs.node import simulated_rig, traces
+from tests.rigs.node import simulated_rig, unrestored
 from tests.rigs.stage import agent_stage
 
 WAIT_S = 180.0
@@ -117,7 +117,7 @@ class CrashStage(agent_stage.AgentStage):
             )
         if scenario.is_cordoned:
             self.api.patch(agent_stage.NODE_PATH, {"spec": {"unschedulable": True}})
-        self.deploy_labels = traces.deploy_labels(objects.labels(self.node()))
+        self.deploy_labels = unrestored.deploy_labels(objects.labels(self.node()))
         self.serials_before = self.serials()
 
     def _run_workloads(self) -> None:

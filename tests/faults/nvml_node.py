@@ -17,7 +17,7 @@ from mig_manager.sandbox.driver import simulated_nvml
 from testkit import nvml_faults
 from tests.rigs import layout_table
 from tests.rigs.driver import nvml_codes
-from tests.rigs.node import agents, fake_cluster, fakes, simulated_rig, traces
+from tests.rigs.node import agents, fake_cluster, fakes, simulated_rig, unrestored
 from tests.rigs.shell import lost_stderr
 
 
@@ -105,7 +105,7 @@ class StruckNode:
             )
         assert [line for line in log if "exc_info" in line] == []
         remaining = [
-            each.split()[0] for each in traces.node_traces(fake_cluster.FakeNode(rig).read())
+            each.split()[0] for each in unrestored.on_node(fake_cluster.FakeNode(rig).read())
         ]
         return RunEnd(outcome, simulated_rig.geometry(self.state), remaining)
 

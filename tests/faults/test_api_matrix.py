@@ -120,7 +120,7 @@ def requests(stage: api_node.InProcessStage) -> list[Request]:
 def end_of(stage: api_node.InProcessStage, may_fail_with: set[reasons.Reason]) -> str:
     """Return the end of a case; ``may_fail_with`` has a reason for every failure."""
     ends, lost = stage.ends()
-    assert stage.node_traces() == []
+    assert stage.unrestored() == []
     assert ends, "no run has ended"
     assert ends[-1] in GOOD
     bad = [reason for reason in (*ends, *lost) if reason not in GOOD]
@@ -236,4 +236,4 @@ def test_a_label_is_served_after_a_watch_that_went_silent() -> None:
         stage.server.inject(apiserver.Fault(token=api_node.TOKEN, verb="watch", stall=True))
         stage.wait(lambda: stage.server.faults_waiting() == 0, "the fault")
         stage.reconfigure()
-        assert stage.node_traces() == []
+        assert stage.unrestored() == []

@@ -12,7 +12,7 @@ from mig_manager.core.node import well_known
 from mig_manager.core.records import journals
 from mig_manager.sandbox.driver import simulated_nvml, states
 from testkit import nvml_faults
-from tests.rigs.node import fake_cluster, fakes, simulated_rig, traces
+from tests.rigs.node import fake_cluster, fakes, simulated_rig, unrestored
 from tests.soak import cluster as soak_cluster
 from tests.soak import driver, layouts, process, script
 
@@ -239,7 +239,7 @@ class Soak(stateful.RuleBasedStateMachine):
             pending = ("snapshot", "has_hold_taint")
         deployed = {key: value for key, value in rig.desired_labels.items() if value}
         view = fake_cluster.FakeNode(rig).latest(is_at_rest=True)
-        remaining = traces.node_traces(
+        remaining = unrestored.on_node(
             view, *pending, is_cordoned=rig.wants_cordon, deployed=deployed
         )
         assert remaining == []

@@ -68,7 +68,7 @@ def _is_end(play: PlayedChange, end: NodeEnd, expected: NodeEnd) -> bool:
 
 def _not_restored(play: PlayedChange) -> Iterator[str]:
     rig = play.rig
-    yield from ends.all_traces(rig)
+    yield from ends.unrestored_on(rig)
     if "MonitorNotReady" in rig.node.events and not rig.daemons.controller_away_until_s:
         yield "a monitor is awaited that does not start"
 

@@ -22,7 +22,7 @@ from tests.rigs.node import (
     inboxes,
     node_rig,
     strikes,
-    traces,
+    unrestored,
 )
 
 MAX_PAUSES = 16
@@ -67,7 +67,7 @@ class PlayedChange:
         play.request(change.layout, change.custom)
         assert layout_table.layout_of(rig.gpus) == change.before
         play.pods = {uid: pod.name for uid, pod in rig.pods.items() if devices_of(rig, uid)}
-        rig.owner.deploy_labels = traces.deploy_labels(rig.node.labels)
+        rig.owner.deploy_labels = unrestored.deploy_labels(rig.node.labels)
         return play
 
     def fork(self) -> "PlayedChange":

@@ -11,7 +11,7 @@ from mig_manager.core import model
 from mig_manager.core.node import well_known
 from mig_manager.core.records import journals
 from tests.rigs import layout_table
-from tests.rigs.node import agents, fake_cluster, fakes, gpu_values, node_rig, traces
+from tests.rigs.node import agents, fake_cluster, fakes, gpu_values, node_rig, unrestored
 
 
 def has_layout(rig: node_rig.NodeRig, layout: str) -> bool:
@@ -87,15 +87,15 @@ def assert_restored(
     A stopped agent, or one in a drain, may leave it to the next attempt to verify the devices of
     plugin and DRA driver; one in a drain, its taint.
     """
-    assert all_traces(rig, is_stopped=is_stopped, is_in_drain=is_in_drain) == []
+    assert unrestored_on(rig, is_stopped=is_stopped, is_in_drain=is_in_drain) == []
 
 
-def all_traces(
+def unrestored_on(
     rig: node_rig.NodeRig, *, is_stopped: bool = False, is_in_drain: bool = False
 ) -> list[str]:
-    """Return what differs from what the owner wants; empty if the node is restored.
+    """List what an agent has not restored; empty if the node is as its owner has it.
 
-    These are the traces on the Node, and those of the plugin's config, host services and hooks.
+    These are entries of the Node, the plugin's config, host services and hooks.
     """
     owner = rig.owner
     view = fake_cluster.FakeNode(rig).latest(is_at_rest=True)
@@ -119,11 +119,11 @@ def all_traces(
             if rig.node.labels.get(well_known.STATE_LABEL) != "success"
             else ()
         ),
-        *(traces.UNVERIFIED_ADVERTISERS if is_stopped or is_in_drain else ()),
+        *(unrestored.UNVERIFIED_ADVERTISERS if is_stopped or is_in_drain else ()),
         *(("has_hold_taint",) if is_in_drain else ()),
     )
     return [
-        *traces.node_traces(
+        *unrestored.on_node(
             view,
             *pending_entries,
             is_cordoned=owner.is_cordoned,

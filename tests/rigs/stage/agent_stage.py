@@ -20,7 +20,7 @@ from mig_manager.sandbox.node import cluster_view, sandbox_node
 from testkit import apiserver
 from tests.rigs.cluster import envtest
 from tests.rigs.driver import c_library
-from tests.rigs.node import gpu_values, traces
+from tests.rigs.node import gpu_values, unrestored
 
 PACKAGED = pathlib.Path(__file__).parents[3] / "profiles" / "mig-parted.yaml"
 _IMPATIENT = ("--retry-initial-s", "0.2", "--retry-max-s", "0.5")
@@ -150,18 +150,18 @@ class AgentStage(stages.Stage):
         """Request a layout that must fail; return the status when it has."""
         return self.assert_ends(layout, model.State.FAILED)
 
-    def node_traces(self, *, is_stopped: bool = False, **owners: Any) -> list[str]:
-        """Return what a change has left on the node; nothing, if all is well.
+    def unrestored(self, *, is_stopped: bool = False, **owners: Any) -> list[str]:
+        """List what a change has not restored on the Node; empty if all is restored.
 
-        ``owners``: what its owner wants, as for ``traces.node_traces``.
+        ``owners``: what its owner wants, as for ``unrestored.on_node``.
         """
         view = node_object.parse_node(self.api.get(NODE_PATH))
-        pending_entries = traces.UNVERIFIED_ADVERTISERS if is_stopped else ()
-        return traces.node_traces(view, *pending_entries, **owners)
+        pending_entries = unrestored.UNVERIFIED_ADVERTISERS if is_stopped else ()
+        return unrestored.on_node(view, *pending_entries, **owners)
 
     def assert_restored(self) -> None:
         """Check that the agent has restored what it changes for a while."""
-        assert self.node_traces() == []
+        assert self.unrestored() == []
 
 
 class ObservedStage(AgentStage):

@@ -1,4 +1,4 @@
-"""What a change has left on a node at rest."""
+"""What a change has not restored on a node at rest."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -13,13 +13,13 @@ UNVERIFIED_ADVERTISERS = ("has_plugin", "has_dra_driver")
 """Entries for advertisers of devices: a stopped agent may leave their verification to the next."""
 
 
-def node_traces(
+def on_node(
     view: node_object.NodeView,
     *pending_entries: str,
     is_cordoned: bool = False,
     deployed: Mapping[str, str] | None = None,
 ) -> list[str]:
-    """Return what a change has left on a node; nothing, if all is well.
+    """List what a change has not restored on the Node; empty if all is restored.
 
     Args:
         view: The node.
