@@ -180,7 +180,7 @@ def _play(name: str, plan: Plan, folder: pathlib.Path) -> Entry:
                     requests = audit.Log(server.audit_log)
                     runs = nodes.runs()
                     played = exits.enter_context(pods_of_a_day.Day(nodes.cluster))
-                    played.play(plan.jobs, end_s=plan.day_s)
+                    played.create_on_time(plan.jobs, end_s=plan.day_s)
                     ends = nodes.runs() - runs
         finally:
             real.close()

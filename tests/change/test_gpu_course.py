@@ -55,7 +55,7 @@ class CourseNode(applying_rig.ApplyingNode):
         ):
             yield ""
 
-    def play(self, using: gpu_course.Using | None = None) -> gpu_course.CourseResult:
+    def run_course(self, using: gpu_course.Using | None = None) -> gpu_course.CourseResult:
         return gpu_course.run(self.deps, self.uuid, self.killing_after, using or self.using)
 
 
@@ -64,7 +64,7 @@ def test_the_course_shows_every_placement_and_restores_the_gpu(product: str) -> 
     host = CourseNode(product)
     before = host.shape
 
-    result = host.play()
+    result = host.run_course()
 
     outcomes = {stage.name: stage.outcome for stage in result.stages}
     placed = {
@@ -83,7 +83,7 @@ def test_a_gpu_with_mig_on_keeps_its_mode() -> None:
     host.set_up("bare")
     host.refuses_step = lambda step: isinstance(step, steps.SetMode)
 
-    result = host.play()
+    result = host.run_course()
 
     assert {stage.outcome for stage in result.stages} == {StageOutcome.DONE}
     assert all(gpu.current_mode is model.MigMode.ENABLED for gpu in host.gpus)
@@ -96,7 +96,7 @@ def test_a_failing_step_is_named_and_the_gpu_restored() -> None:
         isinstance(step, steps.CreateGpuInstance) and str(step.profile) == "2g.12gb+me"
     )
 
-    result = host.play()
+    result = host.run_course()
 
     failed = [stage for stage in result.stages if stage.outcome is StageOutcome.FAILED]
     assert {stage.name for stage in failed} >= {"2g.12gb+me at 0:2", "2g.12gb+me at 2:2"}
@@ -105,7 +105,7 @@ def test_a_failing_step_is_named_and_the_gpu_restored() -> None:
 
 
 def test_a_refusal_in_use_is_not_tried_without_cuda() -> None:
-    result = CourseNode().play(
+    result = CourseNode().run_course(
         using=lambda _uuid: contextlib.nullcontext("no CUDA driver library")
     )
 
@@ -140,7 +140,7 @@ def test_a_failing_stage_is_named_and_the_gpu_restored(
     host.fail_always |= fail_always
 
     (failed,) = (
-        stage for stage in host.play(using).stages if stage.outcome is StageOutcome.FAILED
+        stage for stage in host.run_course(using).stages if stage.outcome is StageOutcome.FAILED
     )
 
     assert (failed.name, failed.why) == (name, why)
@@ -152,7 +152,7 @@ def test_without_mig_mode_no_instance_is_tried() -> None:
     before = host.shape
     host.refuses_step = lambda step: isinstance(step, steps.SetMode)
 
-    result = host.play()
+    result = host.run_course()
 
     assert [stage.outcome for stage in result.stages] == [
         StageOutcome.FAILED,
@@ -170,7 +170,7 @@ def test_after_a_kill_in_the_course_the_next_command_restores_the_gpu() -> None:
         die(step)
 
     host.on_step = strike
-    host.play()
+    host.run_course()
     assert len(kills) == host.steps
     for killed in kills[::3]:  # each kind of step at some placements
         local_journal.undo_interrupted(killed.deps)

@@ -70,8 +70,8 @@ BOOT_CHANGES = [
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class UndisturbedChange:
-    """A change that was played once."""
+class Recording:
+    """A change that nothing struck."""
 
     before: ApplyingNode
     kills: Sequence[ApplyingNode]  # as a kill before each of its steps leaves the node
@@ -79,19 +79,19 @@ class UndisturbedChange:
 
 
 @functools.cache
-def play_undisturbed(change: GpuChange) -> UndisturbedChange:
+def record(change: GpuChange) -> Recording:
     node = change.start()
     before, forks_at_kills = forks.fork(node), list[ApplyingNode]()
     node.on_step = lambda _step: forks_at_kills.append(forks.fork_at_kill(node))
     change.run(node)
     assert forks_at_kills
     assert all(killed.journal.text is not None for killed in forks_at_kills)
-    return UndisturbedChange(before, forks_at_kills, node)
+    return Recording(before, forks_at_kills, node)
 
 
 def kills(change: GpuChange) -> Iterator[ApplyingNode]:
     """Yield nodes on which a change was killed, before each of its steps."""
-    return map(forks.fork, play_undisturbed(change).kills)
+    return map(forks.fork, record(change).kills)
 
 
 CHANGES = [*APPLY_CHANGES.values(), *RESTORE_CHANGES]
@@ -102,7 +102,7 @@ def test_a_killed_change_is_finished_by_the_same_one(change: GpuChange) -> None:
     for node in kills(change):
         change.run(node)
 
-        assert node.shape == play_undisturbed(change).after.shape
+        assert node.shape == record(change).after.shape
         assert node.journal.text is None
         assert not node.lock.is_locked
 
@@ -123,7 +123,7 @@ def test_after_a_kill_any_layout_can_be_applied(change: GpuChange, again: str) -
 def test_after_a_kill_an_impossible_layout_restores_the_gpus(
     name: str, killed_rollbacks: int
 ) -> None:
-    before = play_undisturbed(APPLY_CHANGES[name]).before.shape
+    before = record(APPLY_CHANGES[name]).before.shape
     for node in kills(APPLY_CHANGES[name]):
         is_changed = node.shape != before
         for again in range(1, 1 + killed_rollbacks):
@@ -152,8 +152,8 @@ def test_after_a_kill_a_bad_checkpoint_changes_nothing(change: GpuChange) -> Non
 
 @pytest.mark.parametrize("change", CHANGES, ids=str)
 def test_a_change_that_fails_at_any_step_is_undone(change: GpuChange) -> None:
-    before = play_undisturbed(change).before
-    for at in range(1, 1 + len(play_undisturbed(change).kills)):
+    before = record(change).before
+    for at in range(1, 1 + len(record(change).kills)):
         node = forks.fork(before)
         node.steps = 0
         node.refuses_step = lambda _step: node.steps == at  # noqa: B023 - only in this round

@@ -53,7 +53,7 @@ class Day:
         self._exits.close()
         self.end_s = time.monotonic()
 
-    def play(self, jobs: Iterable[day.Job], *, end_s: float) -> None:
+    def create_on_time(self, jobs: Iterable[day.Job], *, end_s: float) -> None:
         """Create each pod at its time; return when it is so late."""
         pause, begin = threading.Event(), time.monotonic()
         for job in sorted(jobs, key=lambda job: job.at_s):

@@ -51,9 +51,9 @@ class ClaimsScene:
 
     def until(self, holds: Callable[[], bool], what: str) -> None:
         """Wait, and play the DRA driver meanwhile."""
-        waiting.until(lambda: self._driver.play() and holds(), what, within_s=120)
+        waiting.until(lambda: self._driver.publish_new_pods() and holds(), what, within_s=120)
 
-    def run(self, name: str, profile: str) -> None:
+    def create_pod(self, name: str, profile: str) -> None:
         self.nodes.cluster.create(
             cluster_view.WatchedKind.POD, manifests.gpu_pod(name, f"nvidia.com/mig-{profile}")
         )
@@ -124,7 +124,7 @@ def scene(real_cluster: clusters.EnvtestCluster) -> Iterator[ClaimsScene]:
 def test_pods_with_plain_limits_get_devices_by_claims_and_keep_them(scene: ClaimsScene) -> None:
     requests = audit.Log(scene.real.server.audit_log)
     for name in ("one", "two"):
-        scene.run(name, "1g.5gb")
+        scene.create_pod(name, "1g.5gb")
     scene.until(lambda: scene.running().keys() == {"one", "two"}, "the pods")
     before = scene.running()
     assert len(set(before.values())) == 2
@@ -140,7 +140,7 @@ def test_pods_with_plain_limits_get_devices_by_claims_and_keep_them(scene: Claim
         scene.nodes.opt_in()
         partitioner = scene.nodes.partitioner("--mode", "act", *_TIMES)
         try:
-            scene.run("large", "2g.10gb")
+            scene.create_pod("large", "2g.10gb")
             scene.until(lambda: "large" in scene.running(), "room for the large pod")
         finally:
             partitioner.end()

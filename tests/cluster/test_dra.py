@@ -100,14 +100,14 @@ def test_one_of_two_pods_with_claims_leaves_and_the_slices_are_verified(
 ) -> None:
     with dra_stage(where_in_depth, tmp_path) as stage:
         driver = driver_of(stage)
-        stage.wait(driver.play, "the DRA driver")
+        stage.wait(driver.publish_new_pods, "the DRA driver")
         for name, start in (("low", 0), ("high", 6)):
             run(stage, name, f"gpu-0-mig-{start}")
         names = {"low", "high"}
         stage.wait(lambda: names <= stage.workloads().keys(), "the pods")
 
         def has_ended() -> bool:
-            driver.play()
+            driver.publish_new_pods()
             status = stage.status()
             return status["config"] == "all-balanced" and "finishedAt" in status
 

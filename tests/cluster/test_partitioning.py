@@ -69,11 +69,11 @@ def test_pods_that_fit_are_placed_and_keep_devices_though_a_leader_dies(
         requests = audit.Log(real_cluster.server.audit_log)
         played = exits.enter_context(pods_of_a_day.Day(nodes.cluster))
 
-        played.play([_NEVER, *jobs(_MORNING)], end_s=_HALF_S)
+        played.create_on_time([_NEVER, *jobs(_MORNING)], end_s=_HALF_S)
         leader.end(signal.SIGKILL)
         # Its Lease keeps the other one waiting for most of a minute, which is tested elsewhere.
         real_cluster.kube.delete(f"{clusters.LEASES}/{leases(real_cluster)[0]}")
-        played.play(jobs(_EVENING), end_s=_HALF_S)
+        played.create_on_time(jobs(_EVENING), end_s=_HALF_S)
         waiting.until(
             lambda: played.has(lambda fate: fate.ended_s is not None or fate.job is _NEVER),
             "the end of every pod",

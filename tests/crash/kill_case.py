@@ -85,7 +85,9 @@ def _start_of(scenario: scenarios.Scenario) -> stage.Start:
         )
 
 
-def play(variant: scenarios.Variant, recording: Recording, moment: str) -> KillResult | None:
+def strike_and_restart(
+    variant: scenarios.Variant, recording: Recording, moment: str
+) -> KillResult | None:
     """Strike an agent at a moment, and start the next one on the node that it leaves.
 
     Returns:

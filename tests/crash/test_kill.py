@@ -21,7 +21,7 @@ from mig_manager.core import model
 from tests.crash import kill_case, scenarios
 from tests.rigs.matrices import matrix_rows
 
-PlayVariant = Callable[..., None]
+StrikeVariant = Callable[..., None]
 PHASES = {"none", *(phase.value for phase in model.Phase)}
 STRUCK = [kill_case.KillResult("Drain")] * 80
 _MATRIX = "kill matrix"
@@ -29,7 +29,7 @@ _MAX_STEP = 4  # how many moments the phases of every scenario have at least, bu
 _SHORTEST = "Resume"  # the phase that may have three moments or fewer
 
 
-def play_all(
+def strike_all(
     note: matrix_rows.Note,
     variant: scenarios.Variant,
     moments: Sequence[str],
@@ -42,10 +42,10 @@ def play_all(
     row = matrix_rows.MatrixRow(_MATRIX, scenario=variant.scenario.name, what=variant.what)
     counts: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
     for moment in matrix_rows.sample(moments, step):
-        if result := row.play(moment, functools.partial(strike, moment)):
+        if result := row.until_struck(moment, functools.partial(strike, moment)):
             counts[result.phase]["struck"] += 1
             counts[result.phase]["converged"] += not result.problems
-            row.problems += (f"{moment}: {problem}" for problem in result.problems)
+            row.report(f"{moment}: {problem}" for problem in result.problems)
     numbers = {
         "converged": sum(each["converged"] for each in counts.values()),
         "played again": row.played_again,
@@ -62,31 +62,33 @@ def assert_phases(counts: Collection[str], phases: Collection[str]) -> None:
 
 
 @pytest.fixture
-def play_variant(recorder: kill_case.Recorder, record_property: matrix_rows.Note) -> PlayVariant:
+def strike_variant(
+    recorder: kill_case.Recorder, record_property: matrix_rows.Note
+) -> StrikeVariant:
     """Return what plays a scenario at its moments, on nodes of its own."""
 
-    def play_variant(variant: scenarios.Variant, **how: Any) -> None:
+    def strike_variant(variant: scenarios.Variant, **how: Any) -> None:
         recording = recorder(variant.scenario)
-        strike = functools.partial(kill_case.play, variant, recording)
-        play_all(record_property, variant, recording.moments, strike, **how)
+        strike = functools.partial(kill_case.strike_and_restart, variant, recording)
+        strike_all(record_property, variant, recording.moments, strike, **how)
 
-    return play_variant
+    return strike_variant
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("variant", scenarios.VARIANTS, ids=str)
 def test_next_agent_recovers_from_a_strike_after_any_port_call(
-    variant: scenarios.Variant, play_variant: PlayVariant, pytestconfig: pytest.Config
+    variant: scenarios.Variant, strike_variant: StrikeVariant, pytestconfig: pytest.Config
 ) -> None:
     every = pytestconfig.getoption("every")
     assert every <= _MAX_STEP
     left_out = {_SHORTEST} if every > 1 else set()
-    play_variant(variant, step=every, phases=variant.scenario.phases - left_out)
+    strike_variant(variant, step=every, phases=variant.scenario.phases - left_out)
 
 
-def test_a_sample_of_the_matrix_converges(play_variant: PlayVariant) -> None:
+def test_a_sample_of_the_matrix_converges(strike_variant: StrikeVariant) -> None:
     failing = scenarios.Variant(scenarios.FAILING)
-    play_variant(failing, step=14, phases={"Drain", "Execute", "RollBack"})
+    strike_variant(failing, step=14, phases={"Drain", "Execute", "RollBack"})
 
 
 def test_the_published_results_are_those_of_the_present_matrix() -> None:
@@ -115,11 +117,11 @@ def test_the_published_results_are_those_of_the_present_matrix() -> None:
 def test_a_matrix_that_missed_a_case_or_a_phase_fails(
     results: Sequence[kill_case.KillResult | None], phase: str
 ) -> None:
-    def play_all_of(results: Sequence[kill_case.KillResult | None], phase: str) -> None:
+    def strike_all_of(results: Sequence[kill_case.KillResult | None], phase: str) -> None:
         variant = scenarios.Variant(scenarios.ONE_SLICE)
         strike = dict(zip(map(str, itertools.count()), results, strict=False))
-        play_all(lambda *_: None, variant, [*strike], strike.__getitem__, phases={phase})
+        strike_all(lambda *_: None, variant, [*strike], strike.__getitem__, phases={phase})
 
-    play_all_of(STRUCK, "Drain")
+    strike_all_of(STRUCK, "Drain")
     with pytest.raises(AssertionError):
-        play_all_of(results, phase)
+        strike_all_of(results, phase)

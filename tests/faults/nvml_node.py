@@ -78,7 +78,7 @@ class StruckNode:
         self._start = self.state.read()
         if scenario.before is not None:
             self.begin()
-            assert self.run(scenario.before).is_good
+            assert self.run_pipeline(scenario.before).is_good
             self._start = self.state.read()
         self.before = simulated_rig.geometry(self.state)
 
@@ -94,7 +94,7 @@ class StruckNode:
         text = layout_table.document(layout_table.LAYOUTS)
         self._pipeline = agents.new_agent(rig, layouts=text, gpus=self.gpus)
 
-    def run(
+    def run_pipeline(
         self, layout: str = "", *, listen: lost_stderr.Listen = structlog.testing.capture_logs
     ) -> RunEnd:
         """Run the pipeline once; no log line may have a traceback."""
@@ -128,7 +128,7 @@ class StruckNode:
                 hang_s=hang_s,
             )
         )
-        end = self.run(listen=listen)
+        end = self.run_pipeline(listen=listen)
         (armed,) = self.state.faults()
         assert armed.strikes == 1, f"{moment} was not called"
         self.state.clear_faults()
@@ -142,7 +142,7 @@ class StruckNode:
         """
         self.begin()
         self.state.log_calls(is_on=True)
-        end = self.run()
+        end = self.run_pipeline()
         assert end.is_good
         described = simulated_rig.devices_in_words(self.state)
         assert described == layout_table.gpus_with(self.scenario.layout, len(described))

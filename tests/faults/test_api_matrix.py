@@ -150,7 +150,7 @@ def strike(stage: api_node.InProcessStage, failure: ApiFailure, request: Request
     return None
 
 
-def play(
+def fail_requests(
     note: matrix_rows.Note,
     name: str,
     style: objects.DeployStyle,
@@ -167,7 +167,9 @@ def play(
     ) as stage:
         cases = requests(stage)
         for request in matrix_rows.sample(cases, every, start=start):
-            if end := row.play(request, functools.partial(strike, stage, failure, request)):
+            if end := row.until_struck(
+                request, functools.partial(strike, stage, failure, request)
+            ):
                 ends[end] += 1
             is_quiet = request.resource in ("events", "nodes/status")
             if is_quiet and failure.reason is reasons.Reason.FORBIDDEN:
@@ -185,7 +187,9 @@ def test_api_request_may_fail_once_in_any_way_and_the_layout_is_applied(
 ) -> None:
     # Each way to fail meets other requests, and all of them together meet all.
     every = pytestconfig.getoption("every")
-    play(record_property, name, OPERATOR, start=[*FAILURES].index(name) % every, every=every)
+    fail_requests(
+        record_property, name, OPERATOR, start=[*FAILURES].index(name) % every, every=every
+    )
 
 
 @pytest.mark.slow
@@ -195,7 +199,9 @@ def test_api_request_may_fail_once_with_a_hold_taint_or_a_lost_log(
 ) -> None:
     lost: collections.Counter[str] = collections.Counter()
     listen = functools.partial(lost_stderr.logging_lost, way, lost)
-    play(record_property, name, PLAIN, listen=listen if way else structlog.testing.capture_logs)
+    fail_requests(
+        record_property, name, PLAIN, listen=listen if way else structlog.testing.capture_logs
+    )
     assert bool(lost[way]) is bool(way)
 
 

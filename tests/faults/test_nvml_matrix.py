@@ -67,11 +67,11 @@ def check_gpus(node: nvml_node.StruckNode, answer: tuple[str, int], end: nvml_no
 
 
 def check_next(node: nvml_node.StruckNode) -> None:
-    again = node.run()
+    again = node.run_pipeline()
     assert (again.is_good, again.shape, again.remaining) == (True, node.after, [])
 
 
-def play(
+def fail_once(
     node: nvml_node.StruckNode, moment: nvml_node.Moment, code: int, listen: lost_stderr.Listen
 ) -> nvml_node.RunEnd:
     """Have one call fail once, with a log that loses all and with a good one."""
@@ -105,7 +105,7 @@ def test_nvml_call_may_fail_once_with_any_code_and_the_node_recovers(
 
     def strike(moment: nvml_node.Moment, code: int, way: str) -> bool:
         listen = functools.partial(lost_stderr.logging_lost, way, lost)
-        end = play(node, moment, code, listen)
+        end = fail_once(node, moment, code, listen)
         ends["Recovered" if end.is_good else end.outcome.reason.value] += 1
         return True
 
@@ -122,11 +122,10 @@ def test_nvml_call_may_fail_once_with_any_code_and_the_node_recovers(
     for (moment, code), way in zip(strikes, itertools.cycle(WAYS), strict=False):
         name, before = f"{moment}, {nvml_codes.name_of(code)}, {way}", lost.total()
         try:
-            faults.play(name, functools.partial(strike, moment, code, way))
+            faults.until_struck(name, functools.partial(strike, moment, code, way))
         except AssertionError as error:
-            faults.problems.append(f"{name}: {error}")
-        logs.tried += 1
-        logs.struck += lost.total() > before
+            faults.report([f"{name}: {error}"])
+        logs.count(is_struck=lost.total() > before)
     faults.assert_complete(record_property, {"ends": dict(sorted(ends.items()))}, of=len(cases))
     logs.assert_complete(
         record_property, {"lines lost": dict(sorted(lost.items()))}, of=len(cases)

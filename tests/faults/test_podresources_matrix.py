@@ -189,7 +189,7 @@ def test_kubelet_call_may_fail_once_and_the_layout_is_applied(
             stage.reconfigure()
             return flaky.calls
 
-        def play(nth: int) -> bool | None:
+        def fail_nth(nth: int) -> bool | None:
             is_struck = calls_with(nth) >= nth
             ends, lost = stage.ends()
             # The agent repeats the call, so no run fails.
@@ -199,7 +199,7 @@ def test_kubelet_call_may_fail_once_and_the_layout_is_applied(
         least = min(calls_with(0) for _ in range(3))
         assert _MIN_CALLS <= least <= _MAX_CALLS
         for nth in range(1, least + 1):
-            row.play(f"call {nth}", functools.partial(play, nth))
+            row.until_struck(f"call {nth}", functools.partial(fail_nth, nth))
     row.assert_complete(record_property, {"played again": row.played_again}, of=least)
 
 

@@ -172,7 +172,7 @@ class FakeAgents:
 
 
 @contextlib.contextmanager
-def playing(agents: FakeAgents) -> Iterator[FakeAgents]:
+def running(agents: FakeAgents) -> Iterator[FakeAgents]:
     agents.start()
     try:
         yield agents

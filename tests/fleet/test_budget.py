@@ -54,7 +54,7 @@ class Contender:
             self._kube, namespace=agents.NAMESPACE, node_name=name, limit=limit, clock=self._clock
         )
 
-    def run(self) -> None:
+    def taint_within_budget(self) -> None:
         spread = random.Random(self._name)  # noqa: S311 - no secret
         for attempt in itertools.count():
             with contextlib.suppress(errors.ClusterError):
@@ -79,7 +79,9 @@ def contend(server: apiserver.ApiServer, count: int, *, limit: int) -> census.Ce
     names = agents.populate(server, count)
     counted = census.Census(server)
     threads = [
-        threading.Thread(target=Contender(server, name, limit=limit).run, daemon=True)
+        threading.Thread(
+            target=Contender(server, name, limit=limit).taint_within_budget, daemon=True
+        )
         for name in names
     ]
     for thread in threads:

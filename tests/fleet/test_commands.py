@@ -91,7 +91,7 @@ def rig(tmp_path: pathlib.Path) -> Iterator[RolloutRig]:
         names = agents.populate(server, 5, gpu="yes")
         server.store.create(api_objects.a_node("other"))
         played = fake_agents.FakeAgents(server, names, work_s=0.02)
-        with fake_agents.playing(played):
+        with fake_agents.running(played):
             yield RolloutRig(server, server.kubeconfig(tmp_path / "kubeconfig"), names, played)
 
 

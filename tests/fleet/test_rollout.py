@@ -115,7 +115,7 @@ def test_rollout_over_real_agents_is_resumed_and_ended(tmp_path: pathlib.Path) -
         names, kubeconfig = serve(tmp_path, 12, server)
         with (
             agents.hosts(server, names[:3]),
-            fake_agents.playing(fake_agents.FakeAgents(server, names[3:], work_s=0.2)) as played,
+            fake_agents.running(fake_agents.FakeAgents(server, names[3:], work_s=0.2)) as played,
         ):
             story(server, names, played, kubeconfig, most=2)
 
@@ -124,5 +124,5 @@ def test_rollout_over_real_agents_is_resumed_and_ended(tmp_path: pathlib.Path) -
 def test_rollout_over_three_hundred_nodes_keeps_its_budget(tmp_path: pathlib.Path) -> None:
     with apiserver.serve() as server:
         names, kubeconfig = serve(tmp_path, 300, server)
-        with fake_agents.playing(fake_agents.FakeAgents(server, names, work_s=0.1)) as played:
+        with fake_agents.running(fake_agents.FakeAgents(server, names, work_s=0.1)) as played:
             story(server, names, played, kubeconfig, most=10)

@@ -29,7 +29,7 @@ def custom_layout(
     return custom_layouts.Custom(node_name="node-a", text=text, is_on_demand=is_on_demand)
 
 
-def run(
+def request_custom(
     rig: node_rig.NodeRig,
     requested: custom_layouts.Custom | None = None,
     *,

@@ -49,7 +49,7 @@ def bus(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bus
     made.close()
 
 
-def run(*options: str) -> str:
+def reason_with(*options: str) -> str:
     """Have an agent with these options request a layout once; return the reason it ends with."""
     with agent_stage.AgentStage("2xH100-SXM5-80GB", *options, has_library=True) as stage:
         stage.label(LAYOUT)
@@ -66,11 +66,11 @@ def with_host_services(folder: pathlib.Path, listed: str) -> tuple[str, ...]:
 @pytest.mark.slow
 @pytest.mark.parametrize("listed", [None, "[]"], ids=["off", "an empty list"])
 def test_a_change_touches_no_bus(bus: Bus, tmp_path: pathlib.Path, listed: str | None) -> None:
-    assert run(*(with_host_services(tmp_path, listed) if listed else ())) == "Applied"
+    assert reason_with(*(with_host_services(tmp_path, listed) if listed else ())) == "Applied"
     assert bus.connections == 0
 
 
 @pytest.mark.slow
 def test_agent_uses_the_bus_only_for_host_services(bus: Bus, tmp_path: pathlib.Path) -> None:
-    assert run(*with_host_services(tmp_path, "[nvsm.service]")) == "HostServiceFailed"
+    assert reason_with(*with_host_services(tmp_path, "[nvsm.service]")) == "HostServiceFailed"
     assert bus.connections > 0

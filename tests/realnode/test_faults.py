@@ -154,7 +154,7 @@ def test_a_change_ends_well_whatever_dies_in_whichever_phase(
     busy: rig.RealCluster, deaths: Mapping[str, str]
 ) -> None:
     change = StruckChange(busy)
-    change.play({phase: _DEATHS[dies] for phase, dies in deaths.items()})
+    change.request_with_deaths({phase: _DEATHS[dies] for phase, dies in deaths.items()})
     change.assert_good_end(awaits_plugin=deaths.get("Verify") == "plugin")
 
 
@@ -164,7 +164,7 @@ def test_a_change_ends_well_if_kubelet_is_down_until_its_node_is_not_ready(
     busy: rig.RealCluster, phase: str
 ) -> None:
     change = StruckChange(busy)
-    change.play({phase: _stop_kubelet})
+    change.request_with_deaths({phase: _stop_kubelet})
     change.assert_good_end()
 
 
@@ -178,7 +178,7 @@ class StruckChange:
         self._affected_pods = cluster.running(self._source.app)
         self._log = cluster.listen()
 
-    def play(self, deaths: Mapping[str, Callable[[rig.RealCluster], None]]) -> None:
+    def request_with_deaths(self, deaths: Mapping[str, Callable[[rig.RealCluster], None]]) -> None:
         """Request the other layout, and let something die in each of some phases."""
         cluster, gpus = self._cluster, self._cluster.driver.gpus
         pods = node_state.containers(cluster.pods(app=self._source.app))

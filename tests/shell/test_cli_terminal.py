@@ -39,7 +39,7 @@ def test_colour_can_be_forced_and_is_off_in_a_pipe(shell: Shell) -> None:
     assert "\x1b[" in shell("status", "--color=always", *SPEC).out
 
 
-def run(shell: Shell, stdout: TextIO, *argv: str) -> tuple[int, str]:
+def run_at_terminal(shell: Shell, stdout: TextIO, *argv: str) -> tuple[int, str]:
     """Return status and standard error of a command line."""
     stderr = io.StringIO()
     terminal = console.Console(
@@ -63,7 +63,7 @@ def test_a_terminal_without_box_drawing_gets_ascii(
     stdout = io.TextIOWrapper(written, encoding=encoding)
     shell.environ.update(variables)
 
-    assert run(shell, stdout, "status", *SPEC)[0] == 0
+    assert run_at_terminal(shell, stdout, "status", *SPEC)[0] == 0
     assert "+-----" in written.getvalue().decode("ascii")
 
 
@@ -79,7 +79,7 @@ class Raising(io.StringIO):
 
 
 def test_a_bug_is_reported_with_its_traceback(shell: Shell) -> None:
-    status, err = run(shell, Raising(LookupError("surprise")), "version")
+    status, err = run_at_terminal(shell, Raising(LookupError("surprise")), "version")
 
     assert status == 1
     bug, remedy, *traceback = err.splitlines()
@@ -92,8 +92,8 @@ def test_a_bug_is_reported_with_its_traceback(shell: Shell) -> None:
 def test_an_unwritable_answer_or_an_interrupt_is_not_reported_as_a_bug(shell: Shell) -> None:
     for word in ("version", "--help"):
         with pathlib.Path("/dev/full").open("w") as full:
-            assert run(shell, full, word) == (
+            assert run_at_terminal(shell, full, word) == (
                 1,
                 "mig-manager: cannot write the answer: No space left on device\n",
             )
-    assert run(shell, Raising(KeyboardInterrupt()), "version")[0] == 130
+    assert run_at_terminal(shell, Raising(KeyboardInterrupt()), "version")[0] == 130

@@ -259,7 +259,7 @@ def test_further_signals_do_not_interrupt_the_removal() -> None:
     has_ended = threading.Event()
     removed: list[bool] = []
 
-    def play() -> None:
+    def interrupt_again() -> None:
         with ending.on_signals(lambda _error: has_ended.set()):
             signal.raise_signal(signal.SIGINT)
             assert has_ended.wait(TIMEOUT_S)
@@ -268,7 +268,7 @@ def test_further_signals_do_not_interrupt_the_removal() -> None:
             removed.append(True)
 
     with pytest.raises(KeyboardInterrupt):
-        play()
+        interrupt_again()
     assert removed == [True]
 
 

@@ -17,7 +17,7 @@ from tests.rigs.shell.shell_node import ShellNode
 CREATE = "nvmlDeviceCreateGpuInstanceWithPlacement"
 
 
-def run(node: ShellNode, *argv: str, stderr: int) -> subprocess.CompletedProcess[str]:
+def run_process(node: ShellNode, *argv: str, stderr: int) -> subprocess.CompletedProcess[str]:
     return subprocess.run(  # noqa: S603 - our own program
         node.command(*argv),
         stdout=subprocess.PIPE,
@@ -41,7 +41,7 @@ def test_failed_change_is_rolled_back_before_output(node: ShellNode, way: str) -
     node.state.add_fault(nvml_faults.Fault(function=CREATE, first=2, code=999))
 
     with lost_stderr.WAYS[way]() as stderr:
-        failed = run(node, "apply", "requested", "--debug", stderr=stderr)
+        failed = run_process(node, "apply", "requested", "--debug", stderr=stderr)
 
     assert (failed.returncode, failed.stdout) == (1, "")
     assert node.shape == before
@@ -54,7 +54,7 @@ def test_a_change_succeeds_although_its_remarks_cannot_be_written(
     node: ShellNode, way: str
 ) -> None:
     with lost_stderr.WAYS[way]() as stderr:
-        done = run(node, "apply", "requested", "--debug", stderr=stderr)
+        done = run_process(node, "apply", "requested", "--debug", stderr=stderr)
 
     assert (done.returncode, done.stdout) == (0, "MIG configuration applied successfully\n")
     assert node.run("assert", "requested").status == 0
@@ -62,7 +62,7 @@ def test_a_change_succeeds_although_its_remarks_cannot_be_written(
 
 def test_a_usage_error_keeps_its_status_where_it_cannot_be_explained(node: ShellNode) -> None:
     with lost_stderr.full_disk() as stderr:
-        assert run(node, "apply", "no-such", stderr=stderr).returncode == 2
+        assert run_process(node, "apply", "no-such", stderr=stderr).returncode == 2
 
 
 @contextlib.contextmanager

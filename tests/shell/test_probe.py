@@ -109,7 +109,7 @@ def test_invalid_options_of_a_probe_are_refused() -> None:
             probe.check((*AGENT, "--health-port", port), {})
 
 
-def run(port: str) -> tuple[int, str]:
+def check_health(port: str) -> tuple[int, str]:
     """Run the check as the image does; what started this container is not our program."""
     command = (sys.executable, "-I", "-m", "mig_manager.agent.probe")
     done = programs.run(*command, MIG_MANAGER_HEALTH_PORT=port)
@@ -119,8 +119,8 @@ def run(port: str) -> tuple[int, str]:
 
 def test_the_exit_status_shows_docker_whether_the_agent_is_healthy(free_port: int) -> None:
     with agent() as port:
-        assert run(str(port)) == (0, "ok\n")
-    status, message = run(str(free_port))
+        assert check_health(str(port)) == (0, "ok\n")
+    status, message = check_health(str(free_port))
     assert status == 1
     assert message.startswith("/healthz does not answer: ConnectionRefusedError")
 

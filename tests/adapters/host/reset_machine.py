@@ -35,7 +35,7 @@ class ResetMachine:
         """Have a mode pending on some GPUs; return all GPUs."""
         gpus = self.rig.gpus.observe()
         with contextlib.suppress(errors.HardwareError):
-            self.rig.run(*[mode_step(gpus[index], mode) for index in indices])
+            self.rig.execute(*[mode_step(gpus[index], mode) for index in indices])
         return self.rig.gpus.observe()
 
     def reset(self, gpus: Gpus, *, timeout_s: float = 60.0, is_repair: bool = False) -> None:

@@ -50,7 +50,7 @@ def small(transition: matrix.Transition) -> matrix.Transition:
     )
 
 
-class RecordedChange(NamedTuple):
+class Recording(NamedTuple):
     before: tuple[model.Gpu, ...]
     desired: dict[str, model.DesiredGpu]
     change: Sequence[nvml_faults.Call]
@@ -58,7 +58,7 @@ class RecordedChange(NamedTuple):
     after: tuple[model.Gpu, ...]
 
 
-def play(transition: matrix.Transition, path: pathlib.Path) -> RecordedChange:
+def record(transition: matrix.Transition, path: pathlib.Path) -> Recording:
     matrix.prepare(transition, path)
     nvml_faults.install(path).state.log_calls()
     try:
@@ -77,7 +77,7 @@ def play(transition: matrix.Transition, path: pathlib.Path) -> RecordedChange:
     finally:
         simulated_nvml.load(None)
     last = max(i for i, call in enumerate(calls) if call.function == "nvmlInitWithFlags")
-    return RecordedChange(before, desired, calls[first:last], calls[last:], after)
+    return Recording(before, desired, calls[first:last], calls[last:], after)
 
 
 def fewest_changes(gpu: model.Gpu, desired: model.DesiredGpu) -> int:
@@ -107,7 +107,7 @@ def fewest_changes(gpu: model.Gpu, desired: model.DesiredGpu) -> int:
 def test_no_plan_needs_fewer_changes_and_no_query_is_superfluous(
     transition: matrix.Transition, tmp_path: pathlib.Path
 ) -> None:
-    played = play(small(transition), tmp_path / "gpus.json")
+    played = record(small(transition), tmp_path / "gpus.json")
     counts = collections.Counter(call.function for call in played.change)
     changes = [call for call in played.change if call.function in nvml_codes.CHANGES]
 
@@ -134,8 +134,8 @@ def test_no_plan_needs_fewer_changes_and_no_query_is_superfluous(
 def test_the_queries_of_a_change_do_not_grow_with_the_node(tmp_path: pathlib.Path) -> None:
     one_slice = next(t for t in matrix.TRANSITIONS if t.before[1:] == t.after[1:])
 
-    few = play(small(one_slice), tmp_path / "few")
-    many = play(one_slice, tmp_path / "many")
+    few = record(small(one_slice), tmp_path / "few")
+    many = record(one_slice, tmp_path / "many")
 
     assert len(many.before) == matrix.GPUS
     assert collections.Counter(call.function for call in many.change) == collections.Counter(

@@ -49,7 +49,7 @@ def test_any_answer_while_observing_is_tolerated_or_a_typed_error(
     codes: tuple[int, ...], node: NvmlRig
 ) -> None:
     create = gi_step(node.fill("1g.5gb"), "3g.20gb")
-    node.run(create, *(ci_step(create, "1c.3g.20gb", start) for start in (0, 1)))
+    node.execute(create, *(ci_step(create, "1c.3g.20gb", start) for start in (0, 1)))
     gpu = node.observe()
     functions = functions_called_by(node, node.gpus.observe)
     assert len(functions) >= 23

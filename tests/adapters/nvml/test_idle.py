@@ -145,7 +145,7 @@ def test_only_the_doomed_compute_instance_of_a_kept_one_counts(
 ) -> None:
     create = gi_step(node.enable(), "3g.20gb")
     parts = (ci_step(create, "1c.3g.20gb", start) for start in (0, 1))
-    node.run(create, *parts)
+    node.execute(create, *parts)
     gpu = node.observe()
     (instance,) = gpu.gpu_instances
     device = instance.compute_instances[used].uuid or ""
@@ -167,7 +167,7 @@ def test_program_in_an_unknown_compute_instance_blocks_each_of_them(
     node: NvmlRig, proc: ProcTree
 ) -> None:
     create = gi_step(node.enable(), "3g.20gb")
-    node.run(create, *(ci_step(create, "1c.3g.20gb", start) for start in (0, 1)))
+    node.execute(create, *(ci_step(create, "1c.3g.20gb", start) for start in (0, 1)))
     gpu = node.observe()
     proc.add_capabilities(0, {f"gi{gpu.gpu_instances[0].instance_id}": 30})
     proc.add(88, "/dev/nvidia0", f"{CAP}30", name="train")
@@ -219,7 +219,7 @@ def test_instance_created_after_the_plan_is_not_taken_for_its_own(
 ) -> None:
     create = gi_step(node.enable(), "3g.20gb")
     before = node.observe()
-    node.run(create)
+    node.execute(create)
     now = node.observe()
 
     with pytest.raises(errors.StalePlanError) as caught:
@@ -237,10 +237,10 @@ def test_compute_instance_created_after_the_plan_makes_it_stale(
     node: NvmlRig, proc: ProcTree, name: str
 ) -> None:
     within = gi_step(node.enable(), "3g.20gb")
-    node.run(within)
+    node.execute(within)
     before = node.observe()
     create = ci_step(within, name)
-    node.run(create)
+    node.execute(create)
     now = node.observe()
 
     with pytest.raises(errors.StalePlanError) as caught:
@@ -262,14 +262,14 @@ def test_instance_that_took_over_a_destroyed_id_makes_the_plan_stale(
     old: steps.Step
     new: steps.Step
     if is_inside:
-        node.run(within)
+        node.execute(within)
         old, new = (ci_step(within, name) for name in ("1c.3g.20gb", "2c.3g.20gb"))
     else:
         old, new = (gi_step(gpu, name, 0) for name in ("1g.5gb", "1g.5gb+me"))
-    node.run(old)
+    node.execute(old)
     before = node.observe()
     destroy = end_steps(before)[0]
-    node.run(destroy, new)
+    node.execute(destroy, new)
     now = node.observe()
 
     with pytest.raises(errors.StalePlanError):

@@ -68,7 +68,7 @@ def test_every_profile_of_a_product_is_created_and_observed_by_its_name(
         assert compute.profile == row.profile
         assert gpu.mig_uuids == (compute.uuid,)
         assert (compute.uuid or "").startswith("MIG-")
-        node.run(*end_steps(gpu))
+        node.execute(*end_steps(gpu))
     assert node.observe() == empty
 
 
@@ -112,7 +112,7 @@ def test_virtualization_is_observed_if_the_library_has_the_query(
 
 
 def test_a_gpu_instance_without_compute_instance_is_observed(node: NvmlRig) -> None:
-    node.run(gi_step(node.enable(), "2g.10gb", 4))
+    node.execute(gi_step(node.enable(), "2g.10gb", 4))
     gpu = node.observe()
     assert nvml_rig.content(gpu) == ["[2g.10gb@4:2]"]
     assert gpu.mig_uuids == ()
@@ -120,7 +120,7 @@ def test_a_gpu_instance_without_compute_instance_is_observed(node: NvmlRig) -> N
 
 def test_parts_of_a_gpu_instance_are_named_and_placed_as_parts(node: NvmlRig) -> None:
     whole = gi_step(node.enable(), "3g.20gb", 4)
-    node.run(whole, ci_step(whole, "1c.3g.20gb", 2), ci_step(whole, "2c.3g.20gb", 0))
+    node.execute(whole, ci_step(whole, "1c.3g.20gb", 2), ci_step(whole, "2c.3g.20gb", 0))
     (instance,) = node.observe().gpu_instances
     assert {(str(ci.profile), str(ci.placement)) for ci in instance.compute_instances} == {
         ("1c.3g.20gb", "2:1"),
@@ -132,7 +132,7 @@ def test_parts_of_a_gpu_instance_are_named_and_placed_as_parts(node: NvmlRig) ->
 def test_every_mig_device_is_found_behind_a_gap_in_the_indices(node: NvmlRig) -> None:
     before = node.fill(*["1g.5gb"] * 4)
     first, second = end_steps(before)[:2]
-    node.run(first, second)
+    node.execute(first, second)
     after = node.observe()
     assert len(after.mig_uuids) == 3
     assert set(after.mig_uuids) < set(before.mig_uuids)
@@ -380,7 +380,7 @@ def test_a_gpu_that_others_change_before_any_call_is_reachable(
         alterations=dict.fromkeys(calls.FUNCTIONS, remove_in_time),
     )
     parted = gi_step(node.fill("1g.6gb"), "2g.12gb")
-    node.run(parted, *(ci_step(parted, "1c.2g.12gb", start) for start in range(2)))
+    node.execute(parted, *(ci_step(parted, "1c.2g.12gb", start) for start in range(2)))
     (full,) = node.state.read().gpus
     calls_left = 0
     node.observe()

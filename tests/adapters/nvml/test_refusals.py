@@ -37,7 +37,7 @@ def test_a_step_on_an_instance_in_use_is_retried_until_it_is_idle(node: NvmlRig)
             node.state.remove_client(client)
 
     node.clock.on_wait.append(leave_after_three_seconds)
-    node.run(*end_steps(gpu))
+    node.execute(*end_steps(gpu))
     assert node.observe().gpu_instances == ()
     pauses = [after - before for before, after in zip([0.0, *waits], waits, strict=False)]
     assert pauses == sorted(pauses)
@@ -170,7 +170,7 @@ def test_a_gpu_that_a_mode_change_attaches_again_is_found(boot: Boot) -> None:
     node = boot(options=states.Options(reattaches=True))
     gpu = node.observe()
     create = gi_step(gpu, "7g.40gb")
-    node.run(mode_step(gpu, ON), create, ci_step(create, "7g.40gb"))
+    node.execute(mode_step(gpu, ON), create, ci_step(create, "7g.40gb"))
     after = node.observe()
     assert content(after) == ["7g.40gb@0:8"]
     assert (after.index, after.uuid) == (gpu.index, gpu.uuid)
@@ -181,6 +181,6 @@ def test_a_pending_mode_is_withdrawn_by_asking_for_the_current_one(boot: Boot) -
     gpu = node.observe()
     node.state.add_client(gpu.uuid, name="dcgm", kind=states.ClientKind.MONITOR)
     node.refusal(mode_step(gpu, ON))
-    node.run(mode_step(gpu, OFF))
+    node.execute(mode_step(gpu, OFF))
     gpu = node.observe()
     assert (gpu.current_mode, gpu.pending_mode) == (OFF, OFF)

@@ -48,11 +48,11 @@ def test_repeating_a_step_changes_nothing(node: NvmlRig) -> None:
         ci_step(parted, "1c.3g.20gb", 2),
     )
     for step in ordered:
-        node.run(step)
+        node.execute(step)
     made, count = node.observe(), changes(node)
     for step in ordered:
-        node.run(step)
-    node.run(*ordered)
+        node.execute(step)
+    node.execute(*ordered)
     assert node.observe() == made
     assert changes(node) == count
 
@@ -60,12 +60,12 @@ def test_repeating_a_step_changes_nothing(node: NvmlRig) -> None:
 def test_destroying_a_missing_instance_succeeds(node: NvmlRig) -> None:
     full = node.fill("1g.5gb", "3g.20gb")
     ends = end_steps(full)
-    node.run(*ends)
+    node.execute(*ends)
     assert node.observe().gpu_instances == ()
     count = changes(node)
-    node.run(*ends)
-    node.run(mode_step(full, OFF))
-    node.run(*ends)
+    node.execute(*ends)
+    node.execute(mode_step(full, OFF))
+    node.execute(*ends)
     assert changes(node) == count + 1
 
 
@@ -80,11 +80,11 @@ def test_an_instance_that_cannot_be_looked_up_is_not_taken_for_missing(node: Nvm
 def test_an_instance_that_took_over_an_id_is_spared(boot: Boot) -> None:
     node = boot("h100-sxm5-80gb")
     ends = end_steps(node.fill("2g.20gb"))
-    node.run(*ends)
+    node.execute(*ends)
     # The same slot, the same id, another profile.
     successor = node.fill("1g.20gb")
     assert successor.gpu_instances[0].instance_id == ends[-1].gpu_instance_id  # type: ignore[union-attr]
-    node.run(*ends)
+    node.execute(*ends)
     assert node.observe() == successor
 
 
@@ -97,33 +97,33 @@ def test_an_instance_that_took_over_an_id_in_a_wait_is_spared(boot: Boot) -> Non
     def replace() -> None:
         node.clock.on_wait.clear()
         node.state.remove_client(client)
-        node.run(*ends)
+        node.execute(*ends)
         node.fill("1g.20gb")
 
     node.clock.on_wait.append(replace)
-    node.run(*ends)
+    node.execute(*ends)
 
     assert content(node.observe()) == ["1g.20gb@0:2"]
 
 
 def test_a_compute_instance_that_took_over_an_id_is_spared(node: NvmlRig) -> None:
     whole = gi_step(node.enable(), "3g.20gb", 0)
-    node.run(whole, ci_step(whole, "3g.20gb"))
+    node.execute(whole, ci_step(whole, "3g.20gb"))
     (end, _) = end_steps(node.observe())
-    node.run(end, ci_step(whole, "1c.3g.20gb"))
+    node.execute(end, ci_step(whole, "1c.3g.20gb"))
     successor = node.observe()
-    node.run(end)
+    node.execute(end)
     assert node.observe() == successor
 
 
 def test_a_compute_instance_elsewhere_that_took_over_an_id_is_spared(node: NvmlRig) -> None:
     whole = gi_step(node.enable(), "3g.20gb", 4)
-    node.run(whole, ci_step(whole, "3g.20gb"))
+    node.execute(whole, ci_step(whole, "3g.20gb"))
     (end, _) = end_steps(node.observe())
     assert isinstance(end, steps.DestroyComputeInstance)
     successor = node.observe()
 
-    node.run(dataclasses.replace(end, within=model.Placement(0, 4)))
+    node.execute(dataclasses.replace(end, within=model.Placement(0, 4)))
 
     assert node.observe() == successor
 
@@ -157,7 +157,7 @@ def test_one_of_several_compute_profiles_of_a_size_is_chosen(
 def test_instances_are_created_where_the_plan_wants_them(node: NvmlRig) -> None:
     # Left to itself the driver would take 6 and then 4.
     gpu = node.enable()
-    node.run(gi_step(gpu, "1g.5gb", 0), gi_step(gpu, "1g.5gb", 3))
+    node.execute(gi_step(gpu, "1g.5gb", 0), gi_step(gpu, "1g.5gb", 3))
     assert content(node.observe()) == ["[1g.5gb@0:1]", "[1g.5gb@3:1]"]
     assert node.calls("nvmlDeviceCreateGpuInstance") == 0
 
@@ -166,13 +166,13 @@ def test_every_placement_is_reached_on_a_driver_that_chooses_them(boot: Boot) ->
     absent = tuple(each for each in CHANGES if each.endswith("WithPlacement"))
     node = boot("2xa100-sxm4-40gb", options=states.Options(absent_functions=absent))
     whole = gi_step(node.enable(1), "3g.20gb", 0)
-    node.run(whole, ci_step(whole, "1c.3g.20gb", 2), ci_step(whole, "1c.3g.20gb", 1))
+    node.execute(whole, ci_step(whole, "1c.3g.20gb", 2), ci_step(whole, "1c.3g.20gb", 1))
     (instance,) = node.observe(1).gpu_instances
     assert [str(compute.placement) for compute in instance.compute_instances] == ["2:1", "1:1"]
 
     gpu = node.enable()
     for start in (6, 0, 3):
-        node.run(gi_step(gpu, "1g.5gb", start))
+        node.execute(gi_step(gpu, "1g.5gb", start))
     instances = ["[1g.5gb@0:1]", "[1g.5gb@3:1]", "[1g.5gb@6:1]"]
     assert content(node.observe()) == instances
     # Occupied: what was created on the way is gone again.
@@ -187,7 +187,7 @@ def test_what_such_a_driver_created_elsewhere_is_removed_once_idle(boot: Boot) -
     node = boot(options=states.Options(absent_functions=absent))
     create = gi_step(node.enable(), "1g.5gb", 0)
     node.fault("nvmlGpuInstanceDestroy", code=states.Code.IN_USE, count=2)
-    node.run(create)
+    node.execute(create)
     assert content(node.observe()) == ["[1g.5gb@0:1]"]
 
 
@@ -205,7 +205,7 @@ def test_a_span_that_the_driver_does_not_offer_is_left_to_the_driver(boot: Boot)
     function = "nvmlGpuInstanceGetComputeInstancePossiblePlacements"
     node = boot(alterations={function: _without_the_second})
     whole = gi_step(node.enable(), "3g.20gb", 0)
-    node.run(whole, ci_step(whole, "1c.3g.20gb", 1))
+    node.execute(whole, ci_step(whole, "1c.3g.20gb", 1))
     (instance,) = node.observe().gpu_instances
     assert len(instance.compute_instances) == 1
     assert node.calls("nvmlGpuInstanceCreateComputeInstanceWithPlacement") == 0
@@ -229,7 +229,7 @@ def test_no_step_runs_where_the_library_lacks_a_function_of_any_step(
 def test_a_compute_instance_needs_its_gpu_instance(node: NvmlRig) -> None:
     never_made = gi_step(node.enable(), "3g.20gb", 0)
     with pytest.raises(errors.HardwareError, match=r"no GPU instance 3g\.20gb at 0:4") as caught:
-        node.run(ci_step(never_made, "3g.20gb"))
+        node.execute(ci_step(never_made, "3g.20gb"))
     assert caught.value.reason is reasons.Reason.VERIFY_FAILED
 
 
@@ -274,9 +274,9 @@ def test_gpus_are_changed_at_the_same_time_by_threads_that_end(boot: Boot) -> No
 
     node = boot("4xa100-sxm4-40gb", alterations={function: create})
     gpus = node.gpus.observe()
-    node.run(*[mode_step(gpu, ON) for gpu in gpus])
+    node.execute(*[mode_step(gpu, ON) for gpu in gpus])
     before = threading.active_count()
-    node.run(*[gi_step(gpu, "7g.40gb") for gpu in gpus])
+    node.execute(*[gi_step(gpu, "7g.40gb") for gpu in gpus])
     assert threading.active_count() == before
     assert [content(gpu) for gpu in node.gpus.observe()] == 4 * [["[7g.40gb@0:8]"]]
 

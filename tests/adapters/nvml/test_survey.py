@@ -60,8 +60,8 @@ def test_the_survey_finds_no_difference_on_a_simulated_product(
     with rig(tmp_path / "node", "+".join(keys)) as nvml_node:
         gpus = [gpu for gpu in nvml_node.gpus.observe() if gpu.is_mig_capable]
         if mode is model.MigMode.ENABLED:
-            nvml_node.run(*(nvml_rig.mode_step(gpu, mode) for gpu in gpus))
-            nvml_node.run(*(step for gpu in gpus for step in _filling(gpu)))
+            nvml_node.execute(*(nvml_rig.mode_step(gpu, mode) for gpu in gpus))
+            nvml_node.execute(*(step for gpu in gpus for step in _filling(gpu)))
         answer = report()
 
     assert answer["differences"] == []

@@ -48,13 +48,13 @@ def usage_of(rig: NodeRig) -> gpu_use.Usage:
     )
 
 
-def run(rig: NodeRig, draining: drain.Drain) -> int:
+def evicted_by(rig: NodeRig, draining: drain.Drain) -> int:
     draining.run(usage_of(rig))
     return draining.evictions.evicted
 
 
 def run_drain(rig: NodeRig, **options: Any) -> int:
-    return run(rig, new_drain(rig, **options))
+    return evicted_by(rig, new_drain(rig, **options))
 
 
 FORCE = policies.Policy(is_forced=True)

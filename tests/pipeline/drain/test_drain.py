@@ -20,9 +20,9 @@ from tests.pipeline.drain.drains import (
     SILENT,
     assert_fails,
     empty,
+    evicted_by,
     gpu_pod,
     new_drain,
-    run,
     run_drain,
     usage_of,
 )
@@ -185,7 +185,7 @@ def test_force_waits_for_the_deadline_and_deletes_once(rig: NodeRig) -> None:
     rig.disruptions.refusals["train"] = "no"
     draining = new_drain(rig, policy=FORCE)
 
-    run(rig, draining)
+    evicted_by(rig, draining)
 
     assert rig.clock.now_s >= 20
     assert draining.evictions.forced == ("default/train",)
@@ -346,7 +346,7 @@ def test_each_eviction_or_deletion_by_force_is_counted(
     rig.disruptions.refusals |= dict.fromkeys(refused, "no")
     draining = new_drain(rig, policy=FORCE, telemetry=telemetry, workloads=workloads(rig))
 
-    assert run(rig, draining) == len(telemetry.events["pod_evicted"]) == 2
+    assert evicted_by(rig, draining) == len(telemetry.events["pod_evicted"]) == 2
 
     assert len(draining.evictions.forced) == len(refused)
 
@@ -368,7 +368,7 @@ def test_force_names_each_pod_that_restarts_under_the_same_name(rig: NodeRig) ->
     )
     draining = new_drain(rig, policy=FORCE, telemetry=telemetry)
 
-    run(rig, draining)
+    evicted_by(rig, draining)
 
     assert len(telemetry.events["pod_evicted"]) == rig.log.count("workloads.delete") == 2
     assert draining.evictions.forced == ("default/train",)
@@ -385,5 +385,5 @@ def test_pod_that_is_gone_before_its_eviction_is_not_counted(rig: NodeRig) -> No
     telemetry = fakes.FakeTelemetry()
     draining = new_drain(rig, telemetry=telemetry, workloads=Late(rig))
 
-    assert (run(rig, draining), telemetry.events["pod_evicted"]) == (0, [])
+    assert (evicted_by(rig, draining), telemetry.events["pod_evicted"]) == (0, [])
     assert rig.log.count("workloads.evict") == 1

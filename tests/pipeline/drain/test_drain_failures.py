@@ -17,9 +17,9 @@ from tests.pipeline.drain.drains import (
     api_error,
     assert_fails,
     empty,
+    evicted_by,
     gpu_pod,
     new_drain,
-    run,
     run_drain,
     usage_of,
 )
@@ -162,7 +162,7 @@ def test_force_is_used_where_only_evictions_are_forbidden(rig: NodeRig) -> None:
     rig.fail_always = {"workloads.can_evict": FORBIDDEN}
     draining = new_drain(rig, policy=FORCE)
 
-    run(rig, draining)
+    evicted_by(rig, draining)
 
     assert draining.evictions.forced == ("default/train",)
     assert 20 <= rig.clock.now_s < 25

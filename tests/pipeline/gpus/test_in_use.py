@@ -9,7 +9,7 @@ from mig_manager.core import gpu_processes, steps
 from mig_manager.core.node import policies, well_known
 from mig_manager.reasons import Reason
 from tests.pipeline import drifts
-from tests.pipeline.custom_requests import ON, custom_layout, document, run
+from tests.pipeline.custom_requests import ON, custom_layout, document, request_custom
 from tests.pipeline.gpu_processes import WHOLE, of_pods, outdated_node, process
 from tests.rigs.node import agents, driver_rules, ends, node_rig, nodes, strikes
 
@@ -166,7 +166,7 @@ def test_an_instance_of_a_process_stays_if_another_of_its_profile_is_free(
     rules = "  - {devices: [0], mig-enabled: true, mig-devices: {1g.5gb: 1, 3g.20gb: 1}}\n"
     requested = custom_layout(document(rules), is_on_demand=is_on_demand)
     undisturbed = nodes.node(layout="all-balanced")
-    run(undisturbed, requested)
+    request_custom(undisturbed, requested)
     (kept,) = (gi for gi in undisturbed.gpus[0].gpu_instances if str(gi.profile) == "1g.5gb")
     rig = nodes.node(layout="all-balanced")
     before = rig.gpus[0].gpu_instances
@@ -176,7 +176,7 @@ def test_an_instance_of_a_process_stays_if_another_of_its_profile_is_free(
     users = {rig.gpus[0].uuid: (process("unit train.service", used.instance_id),)}
     agent = agents.new_agent(rig, limits=ON, processes=lambda: users)
 
-    outcome = run(rig, requested, by=agent)
+    outcome = request_custom(rig, requested, by=agent)
 
     assert outcome.reason is Reason.APPLIED, outcome.message
     assert used in rig.gpus[0].gpu_instances

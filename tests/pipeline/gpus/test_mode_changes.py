@@ -85,7 +85,7 @@ class ModeNode(simulated_rig.SimulatedRig):
             reset=self,
         )
 
-    def run(self, layout: str) -> outcomes.Outcome:
+    def run_agent(self, layout: str) -> outcomes.Outcome:
         """Start an agent and let it do its work once."""
         return agents.run(self, layout, by=self.agent(layout))
 
@@ -168,10 +168,10 @@ def test_a_gpu_whose_mode_waits_is_reset_and_its_neighbour_is_not(boot: Boot) ->
 @pytest.mark.slow
 def test_a_mode_that_was_already_pending_is_activated(boot: Boot) -> None:
     node = boot(options=VIRTUAL)
-    assert node.run("all").reason is Reason.REBOOT_REQUIRED
+    assert node.run_agent("all").reason is Reason.REBOOT_REQUIRED
     node.state.set_options(ONLY_BY_TOOL)
 
-    assert node.run("all").state is model.State.SUCCESS
+    assert node.run_agent("all").state is model.State.SUCCESS
     assert node.attachments == [1, 1]
 
 
@@ -180,8 +180,8 @@ def test_a_mode_that_was_already_pending_is_activated(boot: Boot) -> None:
 def test_reset_switches_mig_on_and_off(boot: Boot, *, reattaches: bool) -> None:
     node = boot(options=dataclasses.replace(ONLY_BY_TOOL, reattaches=reattaches))
 
-    assert node.run("all").state is model.State.SUCCESS
-    assert node.run("none").state is model.State.SUCCESS
+    assert node.run_agent("all").state is model.State.SUCCESS
+    assert node.run_agent("none").state is model.State.SUCCESS
     assert node.modes == [(False, False)] * 2
     assert node.attachments == [2, 2]
 
@@ -269,7 +269,7 @@ def test_a_faulty_gpu_neither_reboots_the_node_nor_evicts_a_pod(boot: Boot) -> N
     node.break_calls("nvmlDeviceGetHandleBy*", first=2)
     before = set(node.pods)
 
-    node.run("all")
+    node.run_agent("all")
 
     assert node.host.reboots == 0
     assert before <= set(node.pods)
@@ -281,7 +281,7 @@ def test_creation_that_a_faulty_gpu_refuses_is_not_retried(boot: Boot) -> None:
     node.host.may_reboot = True
     node.break_calls("nvmlDeviceCreateGpuInstance*", gpu=1)
 
-    outcome = node.run("second")
+    outcome = node.run_agent("second")
 
     assert outcome.reason is Reason.GPU_NEEDS_RESET
     assert not outcome.should_retry
@@ -334,7 +334,7 @@ def test_machine_that_cannot_reset_its_gpus_reboots_if_allowed(boot: Boot) -> No
     node.go_down("second")
 
     assert node.asked_to_reset == [[1]]
-    assert node.run("second").state is model.State.SUCCESS
+    assert node.run_agent("second").state is model.State.SUCCESS
     assert node.host.reboots == 1
 
 
@@ -373,13 +373,13 @@ def test_a_layout_is_back_after_a_reboot_that_keeps_or_loses_the_mode(
 ) -> None:
     node = boot(spec)
     node.host.may_reboot = True
-    assert node.run(layout).state is model.State.SUCCESS
+    assert node.run_agent(layout).state is model.State.SUCCESS
     before = [[gi.placement for gi in gpu.gpu_instances] for gpu in node.observe()]
     node.restart()
     assert node.modes == [(is_kept, is_kept)] * 2
     resets = node.attachments
 
-    assert node.run(layout).state is model.State.SUCCESS
+    assert node.run_agent(layout).state is model.State.SUCCESS
 
     assert [[gi.placement for gi in gpu.gpu_instances] for gpu in node.observe()] == before
     assert (node.asked_to_reset, node.host.reboots) == ([], 0)
@@ -402,7 +402,7 @@ def test_mode_change_of_one_gpu_leaves_the_other_seven_alone(
     before: str, after: str, spec: str, options: states.Options, boot: Boot
 ) -> None:
     node = boot(spec)
-    assert node.run(before).state is model.State.SUCCESS
+    assert node.run_agent(before).state is model.State.SUCCESS
     node.occupy()
     node.asked_to_reset.clear()
     node.state.set_options(options)

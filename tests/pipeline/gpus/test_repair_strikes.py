@@ -195,12 +195,12 @@ def test_a_repair_evicts_whatever_the_origin_of_the_layout() -> None:
     rig.resets.are_available = True
     agent = repairs.agent_of(rig, limits=repairs.RESET | custom_requests.ON)
     on_demand = custom_requests.custom_layout(custom_requests.BALANCED, is_on_demand=True)
-    outcome = custom_requests.run(rig, on_demand, by=agent)
+    outcome = custom_requests.request_custom(rig, on_demand, by=agent)
     rig.pods.add("affected", devices=frozenset({nodes.device(rig, 0, "1g.5gb")}))
     repairs.break_gpus(rig, 0)
 
     assert agent.check_drift("custom", outcome, on_demand) is drift.Action.RUN
-    outcome = custom_requests.run(rig, on_demand, by=agent)
+    outcome = custom_requests.request_custom(rig, on_demand, by=agent)
 
     assert outcome.state is model.State.SUCCESS
     assert repairs.resets(rig) == 1

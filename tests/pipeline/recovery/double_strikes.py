@@ -23,7 +23,7 @@ _NEXT = NodeEnd("success", "all-disabled", layout_table.gpus_with("all-disabled"
 """How the request after a change ends."""
 
 
-def play_all(row: matrix_rows.MatrixRow, change: Change, *, step: int = 1) -> Counts:
+def strike_all(row: matrix_rows.MatrixRow, change: Change, *, step: int = 1) -> Counts:
     """Kill the agent at each moment, and kill or disturb its successor at each of its moments.
 
     Args:
@@ -55,7 +55,7 @@ def moments(change: Change) -> int:
     return play.moment
 
 
-def play_sample(row: matrix_rows.MatrixRow, change: Change, *, step: int, every: int) -> Counts:
+def strike_sample(row: matrix_rows.MatrixRow, change: Change, *, step: int, every: int) -> Counts:
     """Kill the agent at every n-th moment, and let it rest or be disturbed before the next one.
 
     Args:
@@ -98,10 +98,9 @@ class _Explorer:
                 outcome = forked.serve(_Strike(number, PlayedChange.kill))
                 if not forked.is_dead:
                     break
-                self._row.tried += 1
-                self._row.struck += outcome is None
+                self._row.count(is_struck=outcome is None)
                 self._kills += 1
-                self._row.problems += node_checks.misnaming_problems(forked)
+                self._row.report(node_checks.misnaming_problems(forked))
                 if forked.key not in self._visited:
                     self._visited.add(forked.key)
                     forked.path = (*play.path, f"killed at {number}")
@@ -117,8 +116,7 @@ class _Explorer:
             if not strike.has_come:
                 return
             if not forked.is_abandoned:
-                self._row.tried += 1
-                self._row.struck += 1
+                self._row.count(is_struck=True)
                 self._writes += 1
                 # The journal is read when the agent starts, and again under the lock.
                 unread = None if number > 2 else layout_table.layout_of(play.rig.gpus)
@@ -151,7 +149,7 @@ class _Explorer:
         self, play: PlayedChange, outcome: outcomes.Outcome | None, allowed: Sequence[NodeEnd]
     ) -> None:
         problems = node_checks.problems_at_rest(play, outcome, allowed)
-        self._row.problems += (f"{', '.join(play.path)}: {problem}" for problem in problems)
+        self._row.report(f"{', '.join(play.path)}: {problem}" for problem in problems)
         self._checked += 1
         self._converged += not problems
         key = node_keys.key_of(play.rig)
@@ -164,7 +162,7 @@ class _Explorer:
         following.request(_NEXT.applied or "")
         following.let_pods_go()
         outcome = following.serve(_nothing_happens)
-        self._row.problems += (
+        self._row.report(
             f"{', '.join(play.path)}, then the next request: {problem}"
             for problem in node_checks.problems_at_rest(following, outcome, (_NEXT,))
         )

@@ -40,7 +40,7 @@ def test_every_pair_of_strikes_ends_in_an_allowed_state(
     name: str, record_property: matrix_rows.Note, pytestconfig: pytest.Config
 ) -> None:
     row, step = row_of(name), pytestconfig.getoption("every")
-    counts = double_strikes.play_all(row, STRUCK_TWICE[name], step=step)
+    counts = double_strikes.strike_all(row, STRUCK_TWICE[name], step=step)
     assert_complete(row, counts, record_property, is_sample=step > 1)
 
 
@@ -58,7 +58,7 @@ def test_a_strike_at_any_moment_ends_in_an_allowed_state(
     name: str, record_property: matrix_rows.Note
 ) -> None:
     row = row_of(name)
-    counts = double_strikes.play_sample(row, STRUCK_TWICE[name], step=4, every=23)
+    counts = double_strikes.strike_sample(row, STRUCK_TWICE[name], step=4, every=23)
     assert_complete(row, counts, record_property, is_sample=True)
 
 

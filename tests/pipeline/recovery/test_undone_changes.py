@@ -58,7 +58,7 @@ def test_instance_that_the_interrupted_change_did_not_create_stays() -> None:
         profile_id=spec.profile_id,
         placement=place,
     )
-    rig.gpus = (driver_rules.run(rig.gpus[0], [foreign]), *rig.gpus[1:])
+    rig.gpus = (driver_rules.execute(rig.gpus[0], [foreign]), *rig.gpus[1:])
     successor = agents.start(rig, None)
 
     assert place in {gi.placement for gi in rig.gpus[0].gpu_instances}
@@ -90,7 +90,7 @@ def test_instance_created_after_a_refused_rollback_stays() -> None:
     place = model.Placement(1, 1)
     spec = next(p for p in rig.gpus[0].profiles or () if p.profile == created.profile)
     rig.gpus = (
-        driver_rules.run(
+        driver_rules.execute(
             rig.gpus[0],
             [
                 steps.CreateGpuInstance(

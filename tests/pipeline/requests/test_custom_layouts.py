@@ -19,7 +19,7 @@ from tests.pipeline.custom_requests import (
     custom_layout,
     document,
     published_status,
-    run,
+    request_custom,
 )
 from tests.rigs.node import agents, ends, node_rig, nodes, strikes
 
@@ -28,7 +28,7 @@ def test_the_layout_of_the_annotation_is_applied_to_the_gpus_that_it_names() -> 
     rig = nodes.busy_node()
     second = rig.gpus[1]
 
-    outcome = run(rig)
+    outcome = request_custom(rig)
 
     assert outcome.reason is Reason.APPLIED
     assert rig.gpus[1] == second
@@ -71,7 +71,7 @@ def test_an_unusable_annotation_changes_nothing_and_says_where_and_why(
     rig = nodes.busy_node()
     before = rig.gpus
 
-    outcome = run(rig, custom_layout(text))
+    outcome = request_custom(rig, custom_layout(text))
 
     assert outcome.reason is reason
     assert not outcome.should_retry
@@ -89,7 +89,7 @@ FILE_WITH_CUSTOM = agents.CONFIG + "  custom:\n  - {devices: all, mig-enabled: f
 def test_layout_is_not_promised_to_a_lost_gpu_that_it_does_not_name() -> None:
     rig = nodes.node(layout="all-balanced")
     rig.driver.lost = {rig.gpus[1].uuid}
-    outcome = run(rig, custom_layout(BALANCED))
+    outcome = request_custom(rig, custom_layout(BALANCED))
     assert outcome.reason is Reason.ALREADY_APPLIED
     assert outcome.message.endswith("once it is back, it gets what the layout has for it.")
 
@@ -119,10 +119,10 @@ def test_annotation_precedes_an_owners_layout_of_that_name() -> None:
     rig = nodes.busy_node()
     agent = agents.new_agent(rig, layouts=FILE_WITH_CUSTOM, limits=ON)
 
-    assert run(rig, by=agent).reason is Reason.APPLIED
+    assert request_custom(rig, by=agent).reason is Reason.APPLIED
     listed = rig.node.annotations[well_known.LAYOUTS_ANNOTATION]
     assert "custom" not in {each.name for each in layout_list.from_json(listed).layouts}
-    assert run(rig, custom_layout(None), by=agent).reason is Reason.NO_CUSTOM_LAYOUT
+    assert request_custom(rig, custom_layout(None), by=agent).reason is Reason.NO_CUSTOM_LAYOUT
 
 
 @pytest.mark.parametrize("is_on", [True, False])
@@ -139,7 +139,8 @@ def test_the_list_of_layouts_says_whether_custom_ones_are_taken(*, is_on: bool) 
 def test_invalid_file_does_not_block_a_custom_layout() -> None:
     rig = nodes.busy_node()
     assert (
-        run(rig, by=agents.new_agent(rig, layouts="nonsense", limits=ON)).reason is Reason.APPLIED
+        request_custom(rig, by=agents.new_agent(rig, layouts="nonsense", limits=ON)).reason
+        is Reason.APPLIED
     )
 
 
@@ -166,21 +167,21 @@ def test_after_a_restart_only_another_content_is_a_request_to_evict_pods(
     text: str, reason: Reason
 ) -> None:
     rig = nodes.busy_node()
-    assert run(rig).reason is Reason.APPLIED
+    assert request_custom(rig).reason is Reason.APPLIED
     written = dict(rig.node.annotations)
     repartition(rig)
     rig.node.annotations = written
 
     agent = agents.start(rig, "custom", custom=custom_layout(text), limits=ON)
 
-    assert run(rig, custom_layout(text), by=agent).reason is reason
+    assert request_custom(rig, custom_layout(text), by=agent).reason is reason
     assert ("training" in rig.pods.names) is (reason is Reason.DRIFTED)
 
 
 def test_a_drift_check_compares_the_gpus_with_the_layout_of_the_annotation() -> None:
     rig = nodes.node(layout="all-balanced")
     agent = agents.new_agent(rig, limits=ON)
-    outcome = run(rig, by=agent)
+    outcome = request_custom(rig, by=agent)
     assert agent.check_drift("custom", outcome, custom_layout()) is drift.Action.REST
     assert rig.node.labels[well_known.APPLIED_LABEL] == "custom"
 
@@ -194,26 +195,26 @@ def test_a_drift_check_compares_the_gpus_with_the_layout_of_the_annotation() -> 
 
 def test_a_run_that_a_stop_ended_in_an_outage_needs_no_further_change() -> None:
     undisturbed = nodes.busy_node()
-    run(undisturbed)
+    request_custom(undisturbed)
     executed = undisturbed.log.index("gpus.execute")
     rig = nodes.busy_node()
     agent = agents.new_agent(rig, limits=ON)
     rig.fail_once_at = {undisturbed.log.index("node.patch", executed): strikes.BROKEN["node"]}
     with pytest.raises(errors.ClusterError):
-        run(rig, by=agent)
+        request_custom(rig, by=agent)
     agent.stop()
     changed = len(rig.driver.executed_steps)
 
     successor = agents.start(rig, "custom", custom=custom_layout(), limits=ON)
 
-    assert run(rig, by=successor).state is model.State.SUCCESS
+    assert request_custom(rig, by=successor).state is model.State.SUCCESS
     assert len(rig.driver.executed_steps) == changed
 
 
 @pytest.mark.parametrize("is_same", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_killed_run_is_resumed_only_for_the_same_annotation(*, is_same: bool) -> None:
     changed_back = 0
-    for index, rig, before in strikes.kills(nodes.busy_node, run):
+    for index, rig, before in strikes.kills(nodes.busy_node, request_custom):
         was_closed = rig.node.has_hold_taint
         text = rig.node.annotations.get(well_known.JOURNAL_ANNOTATION)
         was_changing = bool(text and journals.Journal.from_json(text).gpus.snapshot)
@@ -225,7 +226,7 @@ def test_killed_run_is_resumed_only_for_the_same_annotation(*, is_same: bool) ->
         if was_changing and not is_same:
             changed_back += 1
             assert ends.is_as_before(rig, before), index
-        outcome = run(rig, requested, by=successor)
+        outcome = request_custom(rig, requested, by=successor)
         assert outcome.state is model.State.SUCCESS, (index, outcome.message)
         assert rig.node.labels[well_known.APPLIED_LABEL] == "custom"
         assert published_status(rig).annotation_hash == requested.annotation_hash
@@ -235,14 +236,14 @@ def test_killed_run_is_resumed_only_for_the_same_annotation(*, is_same: bool) ->
 
 def test_a_killed_run_is_undone_although_the_annotation_is_gone() -> None:
     undisturbed = nodes.busy_node()
-    run(undisturbed)
+    request_custom(undisturbed)
     executing = undisturbed.log.index("gpus.execute")
-    rig, before = strikes.kill_at_call(nodes.busy_node, executing, run)
+    rig, before = strikes.kill_at_call(nodes.busy_node, executing, request_custom)
     assert rig.node.has_hold_taint
 
     successor = agents.start(rig, "custom", custom=custom_layout(None), limits=ON)
 
-    assert run(rig, custom_layout(None), by=successor).reason is Reason.NO_CUSTOM_LAYOUT
+    assert request_custom(rig, custom_layout(None), by=successor).reason is Reason.NO_CUSTOM_LAYOUT
     assert ends.is_as_before(rig, before)
     ends.assert_restored(rig)
 

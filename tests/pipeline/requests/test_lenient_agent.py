@@ -50,7 +50,7 @@ def test_lenient_agent_applies_an_annotation_with_a_warning(
     agent = agents.new_agent(rig, is_lenient=True, limits=custom_requests.ON)
     twice = custom_requests.custom_layout(custom_requests.CHANGED + "version: v1\n")
 
-    assert custom_requests.run(rig, twice, by=agent).reason is Reason.APPLIED
+    assert custom_requests.request_custom(rig, twice, by=agent).reason is Reason.APPLIED
 
     (warning,) = warnings(logs)
     assert "key 'version' is given twice" in str(warning["problem"])

@@ -20,7 +20,7 @@ from tests.pipeline.custom_requests import (
     document,
     idle_node,
     published_status,
-    run,
+    request_custom,
 )
 from tests.rigs.node import agents, ends, node_rig, nodes, strikes
 
@@ -36,7 +36,7 @@ def assert_refused(
     before, pods = rig.gpus, set(rig.pods)
     taints = strikes.note(rig, lambda: rig.node.has_hold_taint)
     started_s = rig.clock.now_s
-    outcome = run(rig, ON_DEMAND, **options)
+    outcome = request_custom(rig, ON_DEMAND, **options)
     assert outcome.reason is Reason.IN_USE, outcome.message
     assert not outcome.should_retry
     for text in (*texts, "the agent does not retry"):
@@ -55,7 +55,7 @@ def assert_refused(
 
 def test_on_demand_idle_instances_are_exchanged() -> None:
     rig = idle_node()
-    assert run(rig, ON_DEMAND).reason is Reason.APPLIED
+    assert request_custom(rig, ON_DEMAND).reason is Reason.APPLIED
     assert "spared" in rig.pods.names
     ends.assert_restored(rig)
 
@@ -82,14 +82,14 @@ def test_on_demand_a_pod_is_awaited_that_only_the_second_plan_affects() -> None:
     """The first plan destroys the other instance, as long as no pod is known to use it."""
     rig = nodes.node(layout="all-balanced")
     apart = "  - {devices: [0], mig-enabled: true, mig-devices: {1g.5gb@6: 1, 2g.10gb@0: 1}}\n"
-    assert run(rig, custom_layout(document(apart))).reason is Reason.APPLIED
+    assert request_custom(rig, custom_layout(document(apart))).reason is Reason.APPLIED
     rig.pods.add("running", devices=frozenset({nodes.device(rig, 0, "1g.5gb")}))
     device = frozenset({nodes.device(rig, 1, "2g.10gb")})
     resource = {"nvidia.com/mig-2g.10gb": 1}
     starting = rig.pods.add("starting", devices=device, phase="Pending", gpu_resources=resource)
     rig.kubelet.pod_listed_from_s[starting] = rig.clock.now_s + 1.5
 
-    outcome = run(rig, custom_layout(document(BOTH_AND_MORE), is_on_demand=True))
+    outcome = request_custom(rig, custom_layout(document(BOTH_AND_MORE), is_on_demand=True))
 
     assert outcome.reason is Reason.APPLIED, outcome.message
     assert {"running", "starting"} <= rig.pods.names
@@ -128,7 +128,7 @@ def test_on_demand_processes_of_gpu_clients_do_not_count() -> None:
         place = f"pod {add_monitor(rig)}" if owner == "monitor" else owner
         usage = used_by(rig, place, profile=profile)
         agent = agents.new_agent(rig, limits=ON, processes=lambda usage=usage: usage)
-        assert run(rig, ON_DEMAND, by=agent).reason is Reason.APPLIED, owner
+        assert request_custom(rig, ON_DEMAND, by=agent).reason is Reason.APPLIED, owner
 
 
 def test_on_demand_a_driver_that_lists_no_processes_is_queried_again() -> None:
@@ -137,7 +137,7 @@ def test_on_demand_a_driver_that_lists_no_processes_is_queried_again() -> None:
     def fail() -> dict[str, Any]:
         raise errors.HardwareError("no answer", reason=Reason.NVML_TIMEOUT)
 
-    outcome = run(rig, ON_DEMAND, by=agents.new_agent(rig, limits=ON, processes=fail))
+    outcome = request_custom(rig, ON_DEMAND, by=agents.new_agent(rig, limits=ON, processes=fail))
     assert outcome.reason is Reason.NVML_TIMEOUT
     assert outcome.should_retry
     ends.assert_restored(rig)
@@ -148,12 +148,12 @@ def test_node_closed_by_a_drain_is_reopened_for_on_demand(*, is_restarted: bool)
     rig = nodes.busy_node()
     rig.kubelet.all_end_from_s = math.inf
     agent = agents.new_agent(rig, limits=ON)
-    run(rig, custom_layout(), by=agent)
+    request_custom(rig, custom_layout(), by=agent)
     assert rig.node.has_hold_taint
     if is_restarted:
         agent = agents.start(rig, "custom", custom=ON_DEMAND, limits=ON)
 
-    outcome = run(rig, ON_DEMAND, by=agent)
+    outcome = request_custom(rig, ON_DEMAND, by=agent)
 
     assert outcome.reason is Reason.IN_USE
     assert not outcome.should_retry
@@ -163,7 +163,7 @@ def test_node_closed_by_a_drain_is_reopened_for_on_demand(*, is_restarted: bool)
 def test_on_demand_a_pod_that_arrives_late_keeps_its_device() -> None:
     """Until the plugin is paused: then no pod gets a device."""
     undisturbed = idle_node()
-    run(undisturbed, ON_DEMAND)
+    request_custom(undisturbed, ON_DEMAND)
     changed = undisturbed.log.index("gpus.execute")
     last = max(i for i in range(changed) if undisturbed.log[i] == "workloads.list")
     first = undisturbed.log.index("allocations.assigned_devices")
@@ -175,7 +175,7 @@ def test_on_demand_a_pod_that_arrives_late_keeps_its_device() -> None:
 
         arrive = functools.partial(rig.pods.add, "late", devices=frozenset({device}))
         strikes.at_call(rig, index, arrive)
-        outcome = run(rig, ON_DEMAND)
+        outcome = request_custom(rig, ON_DEMAND)
 
         assert outcome.reason is Reason.IN_USE, (index, outcome.message)
         assert not outcome.should_retry
@@ -191,7 +191,7 @@ def test_on_demand_a_process_that_starts_in_the_pause_ends_the_run() -> None:
         rig.driver.clients = "python (pid 7)"
 
     strikes.at_each_call(rig, "gpus.execute", start)
-    outcome = run(rig, ON_DEMAND)
+    outcome = request_custom(rig, ON_DEMAND)
     assert outcome.reason is Reason.IN_USE
     assert not outcome.should_retry
     assert rig.log.count("gpus.execute") == 1
@@ -207,7 +207,7 @@ def test_on_demand_another_layout_drains_the_node_as_everywhere() -> None:
 
 def test_on_demand_a_machine_is_not_rebooted() -> None:
     rig = nodes.rebooting_node()
-    outcome = run(rig, ON_DEMAND)
+    outcome = request_custom(rig, ON_DEMAND)
     assert outcome.reason is Reason.REBOOT_REQUIRED
     assert "does not reboot" in outcome.message
     assert not rig.host.reboots
@@ -216,7 +216,7 @@ def test_on_demand_a_machine_is_not_rebooted() -> None:
 def test_on_demand_other_failures_are_retried() -> None:
     rig = idle_node()
     rig.plugin.is_broken = True
-    assert run(rig, ON_DEMAND).should_retry
+    assert request_custom(rig, ON_DEMAND).should_retry
 
 
 def test_on_demand_a_pod_that_gets_a_claim_late_ends_the_run() -> None:
@@ -226,7 +226,7 @@ def test_on_demand_a_pod_that_gets_a_claim_late_ends_the_run() -> None:
         is_on_demand=True,
     )
     undisturbed = nodes.dra_node()
-    run(undisturbed, requested)
+    request_custom(undisturbed, requested)
     first = undisturbed.log.index("allocations.assigned_devices")
 
     def arrive(rig: node_rig.NodeRig, device: str) -> None:
@@ -240,7 +240,7 @@ def test_on_demand_a_pod_that_gets_a_claim_late_ends_the_run() -> None:
         device = rig.gpus[1].gpu_instances[0].compute_instances[0].uuid or ""
 
         strikes.at_call(rig, index, functools.partial(arrive, rig, device))
-        outcome = run(rig, requested)
+        outcome = request_custom(rig, requested)
 
         if "late" in rig.pods.names:
             late_at = index
@@ -255,7 +255,7 @@ def test_on_demand_a_pod_that_gets_a_claim_late_ends_the_run() -> None:
 def test_on_demand_a_plugin_that_does_not_stop_is_retried() -> None:
     rig = idle_node()
     rig.kubelet.all_end_from_s = math.inf
-    outcome = run(rig, ON_DEMAND)
+    outcome = request_custom(rig, ON_DEMAND)
     assert outcome.reason is Reason.IN_USE
     assert "default/nvidia-device-plugin" in outcome.message
     assert outcome.message.endswith("the agent retries.")
@@ -267,7 +267,7 @@ def test_on_demand_a_silent_kubelet_is_queried_again() -> None:
     rig = idle_node()
     before = rig.gpus
     rig.fail_always = {"allocations.assigned_devices": strikes.BROKEN["allocations"]}
-    outcome = run(rig, ON_DEMAND)
+    outcome = request_custom(rig, ON_DEMAND)
     assert outcome.reason is Reason.POD_RESOURCES_UNAVAILABLE
     assert "default/spared" in outcome.message
     assert outcome.should_retry
@@ -286,7 +286,7 @@ def test_on_demand_a_retried_rollback_is_announced() -> None:
         requested = custom_layout(BALANCED, is_on_demand=True)
         successor = agents.start(rig, "custom", custom=requested, limits=ON)
 
-        outcome = run(rig, requested, by=successor)
+        outcome = request_custom(rig, requested, by=successor)
 
         retried += outcome.should_retry
         assert not (outcome.should_retry and "does not retry" in outcome.message)
@@ -296,17 +296,19 @@ def test_on_demand_a_retried_rollback_is_announced() -> None:
 def test_on_demand_a_drift_is_healed_once_no_process_uses_the_instances() -> None:
     rig = idle_node()
     agent = agents.new_agent(rig, limits=ON, heals_drift=True)
-    outcome = run(rig, ON_DEMAND, by=agent)
+    outcome = request_custom(rig, ON_DEMAND, by=agent)
     agents.run(rig, "all-1g.5gb")
     assert agent.check_drift("custom", outcome, ON_DEMAND) is drift.Action.HEAL
     rig.driver.clients = "python (pid 7)"
 
-    outcome = run(rig, ON_DEMAND, by=agent, is_heal=True)
+    outcome = request_custom(rig, ON_DEMAND, by=agent, is_heal=True)
 
     assert outcome.reason is Reason.IN_USE
     assert outcome.should_retry  # no program chooses another layout: none was requested
     rig.driver.clients = ""
-    assert run(rig, ON_DEMAND, by=agent, attempt=2, is_heal=True).reason is Reason.APPLIED
+    assert (
+        request_custom(rig, ON_DEMAND, by=agent, attempt=2, is_heal=True).reason is Reason.APPLIED
+    )
     ends.assert_restored(rig)
 
 
@@ -319,6 +321,6 @@ def test_a_decision_to_evict_no_pod_is_published_before_anything_else() -> None:
         when=lambda: rig.log[-1] == "gpus.observe",
     )
 
-    run(rig, ON_DEMAND)
+    request_custom(rig, ON_DEMAND)
 
     assert not requests.RequestRecord.from_json(records[0] or "").may_evict

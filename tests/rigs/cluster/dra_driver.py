@@ -63,7 +63,7 @@ class FakeDraDriver:
         self._node = node
         self._publishers: set[str] = set()
 
-    def play(self) -> bool:
+    def publish_new_pods(self) -> bool:
         """Publish if a new pod is ready; return whether one has."""
         for pod in self._cluster.list(cluster_view.WatchedKind.POD):
             is_driver = any(each["name"] == "gpus" for each in pod["spec"]["containers"])

@@ -219,7 +219,7 @@ def after(
     """Return the GPUs after a change, and the instances that it destroys, by UUID."""
     plan = planner.plan(every, requested_gpus(change, every))
     steps_by_gpu = {each.gpu_uuid: each.steps for each in plan.gpus}
-    now = tuple(driver_rules.run(gpu, steps_by_gpu.get(gpu.uuid, ())) for gpu in every)
+    now = tuple(driver_rules.execute(gpu, steps_by_gpu.get(gpu.uuid, ())) for gpu in every)
     kept = {(gpu.uuid, gi.placement) for gpu in now for gi in gpu.gpu_instances}
     gone = {(gpu.uuid, gi.placement) for gpu in every for gi in gpu.gpu_instances} - kept
     return now, frozenset(gone)

@@ -12,7 +12,7 @@ row: The results of all cases of one change or one fault.
 
 import json
 import pathlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 _FOLDER = pathlib.Path(__file__).parents[3] / "docs" / "results"
@@ -43,24 +43,33 @@ class MatrixRow:
         self._matrix = matrix
         self._key = key
         self.tried = self.struck = self.played_again = 0
-        self.problems: list[str] = []
+        self._problems: list[str] = []
 
-    def play(self, case: object, play: Callable[[], _End | None]) -> _End | None:
-        """Play a case until its fault strikes: a wait may be over before its n-th poll.
+    def until_struck(self, case: object, strike: Callable[[], _End | None]) -> _End | None:
+        """Repeat a case until its fault strikes: a wait may be over before its n-th poll.
 
         Args:
             case: Its name.
-            play: Plays it once and returns its end; None if the fault did not strike.
+            strike: Plays it once and returns its end; None if the fault did not strike.
         """
-        self.tried += 1
         for number in range(_MAX_PLAYS):
             self.played_again += number > 0
-            end = play()
+            end = strike()
             if end is not None:
-                self.struck += 1
+                self.count(is_struck=True)
                 return end
-        self.problems.append(f"{case}: the fault never struck")
+        self.count(is_struck=False)
+        self.report([f"{case}: the fault never struck"])
         return None
+
+    def count(self, *, is_struck: bool) -> None:
+        """Count a case, in which the fault came into effect or did not."""
+        self.tried += 1
+        self.struck += is_struck
+
+    def report(self, problems: Iterable[str]) -> None:
+        """Keep what is wrong with the end of a case, for ``assert_complete``."""
+        self._problems += problems
 
     def assert_complete(self, note: Note, counts: Mapping[str, object], *, of: int | None) -> None:
         """Note the row; every case must have been struck, and there may not be fewer than before.
@@ -73,7 +82,7 @@ class MatrixRow:
         numbers = {"tried": self.tried, "struck": self.struck}
         section = self._matrix if self.tried == of else f"{self._matrix}, a sample"
         note(section, {**self._key, **numbers, **counts})
-        assert self.problems == []
+        assert self._problems == []
         assert self.struck == self.tried > 0
         assert of is None or of >= least(self._matrix, **self._key)
 

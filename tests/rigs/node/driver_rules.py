@@ -13,7 +13,7 @@ from mig_manager.core import model, steps
 _STEP_OF_SIZE = {1: 1, 2: 2, 3: 4, 4: 4, 7: 8}
 
 
-def run(gpu: model.Gpu, planned: Iterable[steps.Step]) -> model.Gpu:
+def execute(gpu: model.Gpu, planned: Iterable[steps.Step]) -> model.Gpu:
     """Do steps to a GPU that no process uses."""
     for step in planned:
         assert step.gpu_uuid == gpu.uuid

@@ -69,7 +69,7 @@ class FakeGpus(fake_cluster.FakePort):
             if isinstance(step, steps.SetMode) and self._rig.driver.mode_waits:
                 self._put_off(step)
             self._rig.gpus = tuple(
-                driver_rules.run(gpu, [step])
+                driver_rules.execute(gpu, [step])
                 if gpu.uuid == step.gpu_uuid and not _is_done(gpu, step)
                 else gpu
                 for gpu in self._rig.gpus

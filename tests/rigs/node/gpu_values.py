@@ -122,5 +122,7 @@ def with_desired(gpus: tuple[model.Gpu, ...], desired: model.DesiredGpu) -> tupl
 def execute(gpus: tuple[model.Gpu, ...], plan: steps.Plan) -> tuple[model.Gpu, ...]:
     """Return the GPUs after the steps of a plan."""
     for step in plan.steps:
-        gpus = tuple(driver_rules.run(g, [step]) if g.uuid == step.gpu_uuid else g for g in gpus)
+        gpus = tuple(
+            driver_rules.execute(g, [step]) if g.uuid == step.gpu_uuid else g for g in gpus
+        )
     return gpus

@@ -44,11 +44,11 @@ class NvmlRig:
     def observe(self, index: int = 0) -> model.Gpu:
         return self.gpus.observe()[index]
 
-    def run(self, *ordered: steps.Step) -> None:
+    def execute(self, *ordered: steps.Step) -> None:
         self.gpus.execute(plan_of(self.gpus.observe(), *ordered))
 
     def enable(self, index: int = 0) -> model.Gpu:
-        self.run(mode_step(self.observe(index), ON))
+        self.execute(mode_step(self.observe(index), ON))
         return self.observe(index)
 
     def fill(self, *names: str, index: int = 0) -> model.Gpu:
@@ -56,13 +56,13 @@ class NvmlRig:
         for name in names:
             gpu = self.enable(index)
             create = gi_step(gpu, name)
-            self.run(create, ci_step(create, name))
+            self.execute(create, ci_step(create, name))
         return self.observe(index)
 
     def refusal(self, *ordered: steps.Step) -> errors.HardwareError:
         """Return the error with which the steps end."""
         with pytest.raises(errors.HardwareError) as caught:
-            self.run(*ordered)
+            self.execute(*ordered)
         return caught.value
 
     def fault(self, function: str, **how: Any) -> None:

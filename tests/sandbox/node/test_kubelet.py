@@ -81,7 +81,7 @@ class Bench:
         self.create(grace_s=grace_s)
         self.kubelet.sync(0.0)
 
-    def run(self) -> None:
+    def start_pod(self) -> None:
         """Start one pod at second 1."""
         self.admit()
         for _ in range(2):
@@ -206,7 +206,7 @@ def test_a_deleted_pod_stops_within_its_grace_period(
 
 
 def test_a_pod_deleted_without_grace_releases_its_devices_at_once(bench: Bench) -> None:
-    bench.run()
+    bench.start_pod()
     bench.cluster.delete(_POD, bench.pod(), now=True)
     bench.kubelet.sync(2.0)
 
@@ -225,7 +225,7 @@ def test_a_pod_that_is_deleted_before_its_start_is_removed_at_once(bench: Bench)
 
 def test_crashing_program_is_restarted_with_backoff_until_it_recovers(bench: Bench) -> None:
     bench.program.crashes = True
-    bench.run()
+    bench.start_pod()
 
     assert not objects.is_ready(bench.pod())
     assert bench.container()["restartCount"] == 1
@@ -255,7 +255,7 @@ def test_pods_of_other_nodes_are_left_alone(bench: Bench) -> None:
 
 
 def test_after_a_reboot_a_pod_is_unready_until_it_has_restarted(bench: Bench) -> None:
-    bench.run()
+    bench.start_pod()
     bench.kubelet.stop()
     bench.kubelet.sync(3.0)
 

@@ -26,7 +26,7 @@ def bin_(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[pa
     (tmp_path / "kubectl").unlink(missing_ok=True)
 
 
-def play(folder: pathlib.Path, script: str, *, name: str = "kubectl") -> None:
+def replace_kubectl(folder: pathlib.Path, script: str, *, name: str = "kubectl") -> None:
     programs.write_script(folder / name, script)
 
 
@@ -36,7 +36,7 @@ def client(notes: list[str] | None = None, *options: str, timeout_s: float = 60)
 
 
 def test_get_passes_path_query_and_options_to_kubectl(bin_: pathlib.Path) -> None:
-    play(bin_, f'printf "%s\\n" "$@" >{bin_}/asked; echo "{{}}"')
+    replace_kubectl(bin_, f'printf "%s\\n" "$@" >{bin_}/asked; echo "{{}}"')
 
     assert client(None, "--context=a b").get("/api/v1/nodes", {"labelSelector": "a in (b)"}) == {}
 
@@ -52,7 +52,7 @@ def test_oc_is_used_where_kubectl_is_missing(
     bin_: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(bin_))
-    play(bin_, 'echo \'{"kind": "Node"}\'', name="oc")
+    replace_kubectl(bin_, 'echo \'{"kind": "Node"}\'', name="oc")
 
     assert client().get("/api/v1/nodes/n1") == {"kind": "Node"}
 
@@ -67,7 +67,7 @@ def test_a_missing_kubectl_is_a_usage_error(
 
 
 def test_a_login_prompt_is_shown_without_control_characters(bin_: pathlib.Path) -> None:
-    play(bin_, "printf 'open a browser \\033[2J\\n\\n' >&2; echo '{}'")
+    replace_kubectl(bin_, "printf 'open a browser \\033[2J\\n\\n' >&2; echo '{}'")
     notes: list[str] = []
 
     assert client(notes).get("/version") == {}
@@ -137,7 +137,7 @@ def test_a_server_that_kubectl_cannot_reach_is_unavailable(
 
 
 def test_a_program_that_kubectl_leaves_behind_delays_no_answer(bin_: pathlib.Path) -> None:
-    play(bin_, f"echo 'log in' >&2; {LEFT_BEHIND} & echo '{{}}'")
+    replace_kubectl(bin_, f"echo 'log in' >&2; {LEFT_BEHIND} & echo '{{}}'")
     notes: list[str] = []
 
     assert client(notes, timeout_s=50).get("/version") == {}
@@ -163,7 +163,7 @@ def at_shell(command: commandline.Main, *words: str) -> commandline.Answer:
 def test_every_request_has_a_time_out(
     bin_: pathlib.Path, command: commandline.Main, words: list[str], timeout: str
 ) -> None:
-    play(bin_, f'echo "$@" >>{bin_}/asked; exit 1')
+    replace_kubectl(bin_, f'echo "$@" >>{bin_}/asked; exit 1')
 
     at_shell(command, *words)
 
@@ -177,13 +177,13 @@ def test_a_hanging_kubectl_does_not_keep_the_prompt_of_a_completion(
     bin_: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(plugin, "_COMPLETION_TIMEOUT_S", 0.2)
-    play(bin_, "exec sleep 600")
+    replace_kubectl(bin_, "exec sleep 600")
 
     assert at_shell(plugin.answer_completion, "history", "").out.splitlines() == [":4"]
 
 
 def test_a_line_after_the_time_out_does_not_replace_its_message(bin_: pathlib.Path) -> None:
-    play(bin_, "timeout 1 yes 'error: late' >&2 & exec sleep 600")
+    replace_kubectl(bin_, "timeout 1 yes 'error: late' >&2 & exec sleep 600")
 
     with pytest.raises(errors.ClusterError, match="did not end within"):
         client(timeout_s=0.2).get("/version")
@@ -191,14 +191,14 @@ def test_a_line_after_the_time_out_does_not_replace_its_message(bin_: pathlib.Pa
 
 @pytest.mark.parametrize("answer", ["", "{", "[]", "[" * 3000, '{"items": 7}'])
 def test_a_malformed_list_is_a_cluster_error(bin_: pathlib.Path, answer: str) -> None:
-    play(bin_, f"echo '{answer}'")
+    replace_kubectl(bin_, f"echo '{answer}'")
 
     with pytest.raises(errors.ClusterError):
         cluster_reader.ClusterReader(client().get).select_nodes(None)
 
 
 def test_a_list_that_repeats_itself_is_an_error(bin_: pathlib.Path) -> None:
-    play(bin_, """echo '{"items": [], "metadata": {"continue": "more"}}'""")
+    replace_kubectl(bin_, """echo '{"items": [], "metadata": {"continue": "more"}}'""")
 
     with pytest.raises(errors.ClusterError, match="does not end"):
         list(rest.pages(client().get, "/api/v1/nodes", {}, what="the list"))

@@ -131,7 +131,7 @@ def test_every_single_profile_of_every_product_comes_back_after_a_reboot(name: s
         desired = model.DesiredGpu.of(model.MigMode.ENABLED, {spec.profile: 1})
         text = checkpoint.render(gpu_values.with_desired((off,), desired))
 
-        restored = driver_rules.run(off, planner.restore_checkpoint(read(text), [off]).steps)
+        restored = driver_rules.execute(off, planner.restore_checkpoint(read(text), [off]).steps)
 
         assert checkpoint.render([restored]) == text
 
@@ -321,7 +321,7 @@ def test_restoring_any_state_from_any_state_needs_only_the_necessary_steps(
     desired = read(checkpoint.render([was]))
 
     plan = planner.restore_checkpoint(desired, [now])
-    after = driver_rules.run(now, plan.steps)
+    after = driver_rules.execute(now, plan.steps)
 
     def content(gpu: model.Gpu) -> dict[oracle.Spot, list[int]]:
         return {

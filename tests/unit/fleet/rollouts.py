@@ -19,7 +19,7 @@ NodeState = rollout.NodeProgressState
 Phase = rollout.RolloutPhase
 
 
-def run(config: str, state: model.State, **members: Any) -> run_status.PublishedStatus:
+def a_status(config: str, state: model.State, **members: Any) -> run_status.PublishedStatus:
     return run_status.parse(api_objects.a_status(config, state, **members))
 
 
@@ -27,7 +27,7 @@ HOLD = frozenset({well_known.HOLD_TAINT})
 
 _VIEW_FIELDS = {field.name for field in dataclasses.fields(node_object.NodeView)} - {"name"}
 
-APPLIED = run(FORMER, model.State.SUCCESS)
+APPLIED = a_status(FORMER, model.State.SUCCESS)
 
 
 def node(
@@ -66,18 +66,18 @@ def busy_node(name: str = "a", *, phase: str = "Drain") -> fleet_nodes.FleetNode
         name,
         state=pending,
         taint_keys=HOLD if phase == "Drain" else frozenset(),
-        status=run(LAYOUT, pending, phase=phase),
+        status=a_status(LAYOUT, pending, phase=phase),
     )
 
 
 def done_node(name: str = "a", **changed: Any) -> fleet_nodes.FleetNode:
-    success = run(LAYOUT, model.State.SUCCESS, reason="Applied")
+    success = a_status(LAYOUT, model.State.SUCCESS, reason="Applied")
     return requested_node(name, **{"applied": LAYOUT, "status": success, **changed})
 
 
 def failed_node(name: str = "a", *, is_retried: bool = False) -> fleet_nodes.FleetNode:
     retry = {"retryAt": "2026-01-01T00:00:00Z"} if is_retried else {}
-    failure = run(LAYOUT, model.State.FAILED, reason="InUse", message="in use", **retry)
+    failure = a_status(LAYOUT, model.State.FAILED, reason="InUse", message="in use", **retry)
     return requested_node(name, state=model.State.FAILED, status=failure)
 
 

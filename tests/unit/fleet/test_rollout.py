@@ -21,6 +21,7 @@ from tests.unit.fleet.rollouts import (
     LAYOUT,
     NodeState,
     Phase,
+    a_status,
     busy_node,
     decide,
     done_node,
@@ -28,7 +29,6 @@ from tests.unit.fleet.rollouts import (
     node,
     requested_node,
     rolling,
-    run,
     states,
 )
 
@@ -36,11 +36,11 @@ from tests.unit.fleet.rollouts import (
 def draining_node(name: str) -> fleet_nodes.FleetNode:
     """A node that another rollout drains."""
     pending = model.State.PENDING
-    status = run("third", pending, phase="Drain")
+    status = a_status("third", pending, phase="Drain")
     return node(name, requested="third", state=pending, status=status, taint_keys=HOLD)
 
 
-RETRYING = run("third", model.State.FAILED, reason="InUse", retryAt="2026-01-01T00:00:00Z")
+RETRYING = a_status("third", model.State.FAILED, reason="InUse", retryAt="2026-01-01T00:00:00Z")
 NO_GPUS: dict[str, Any] = {"requested": None, "applied": "", "state": None, "status": None}
 
 
@@ -105,7 +105,7 @@ def test_a_rollout_starts_the_nodes_that_its_budget_allows(
 
 
 def test_a_failure_before_the_request_does_not_count_as_its_outcome() -> None:
-    earlier_run = run(
+    earlier_run = a_status(
         LAYOUT, model.State.FAILED, reason="InUse", startedAt="2026-01-01T00:00:00.5Z"
     )
     before = node(requested=None, state=model.State.FAILED, status=earlier_run)
@@ -139,7 +139,7 @@ def test_a_percentage_is_of_the_nodes_selected_and_one_at_least(
         {"taint_keys": HOLD},
         {"is_ready": False},
         {"state": model.State.PENDING},
-        {"status": run(FORMER, model.State.FAILED, retryAt="2026-01-01T00:00:00Z")},
+        {"status": a_status(FORMER, model.State.FAILED, retryAt="2026-01-01T00:00:00Z")},
         {"requested": "another"},
     ],
     ids=lambda away: next(iter(away)),
@@ -172,7 +172,7 @@ RETRIED = failed_node("a", is_retried=True)
 STOPPED = requested_node(
     "a",
     state=model.State.FAILED,
-    status=run(LAYOUT, model.State.FAILED, reason="Interrupted"),
+    status=a_status(LAYOUT, model.State.FAILED, reason="Interrupted"),
 )
 DEAD = node("z", requested="another", status=APPLIED)
 OTHER = node("z", requested="third", status=APPLIED)
@@ -564,7 +564,7 @@ def test_undo_leaves_superseded_nodes_alone() -> None:
 
     without_mark = undoing()
     without_mark.decide([node("a", mark=UNDONE)], 0.0)
-    third_run = run("third", model.State.SUCCESS, phase="Done")
+    third_run = a_status("third", model.State.SUCCESS, phase="Done")
     replaced = node("a", requested="third", applied="third", status=third_run)
     assert states(without_mark.decide([replaced], 1.0)) == {"a": NodeState.SUPERSEDED}
 

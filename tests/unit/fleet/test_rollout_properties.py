@@ -13,13 +13,13 @@ from tests.unit.fleet.rollouts import (
     LAYOUT,
     NodeState,
     Phase,
+    a_status,
     busy_node,
     done_node,
     failed_node,
     node,
     requested_node,
     rolling,
-    run,
     states,
 )
 
@@ -94,7 +94,7 @@ def test_no_more_nodes_are_unavailable_than_allowed_and_every_rollout_ends(
 
 def with_custom(text: str, *, reported: str) -> fleet_nodes.FleetNode:
     """A node whose annotation holds ``text``, and whose agent has applied ``reported``."""
-    status = run(
+    status = a_status(
         "custom",
         model.State.SUCCESS,
         phase="Done",

@@ -20,7 +20,7 @@ from tests.unit.layout.rules import of_mig_devices
 
 def after(gpu: model.Gpu, devices: dict[str, int]) -> oracle.State:
     plan = planner.plan([gpu], {gpu.uuid: samples.desired_gpu(devices)})
-    return oracle.state_of(driver_rules.run(gpu, plan.steps))
+    return oracle.state_of(driver_rules.execute(gpu, plan.steps))
 
 
 def spots(state: oracle.State) -> dict[str, list[int]]:
@@ -166,7 +166,7 @@ def test_an_export_with_placements_restores_every_instance(
     )
     desired = layouts.select(config.parse(text, source="f").layout("x"), [now])
     plan = planner.plan([now], desired)
-    reached = driver_rules.run(now, plan.steps)
+    reached = driver_rules.execute(now, plan.steps)
     assert planner.plan([reached], desired).is_empty
     assert layouts.current(reached, has_placements=True) == layouts.current(
         before, has_placements=True
@@ -194,7 +194,7 @@ def test_placements_are_accepted_exactly_where_possible(product: str, data: st.D
         for way in itertools.product(*menus)
     )
     if is_possible:
-        reached = driver_rules.run(gpu, planner.plan([gpu], desired).steps)
+        reached = driver_rules.execute(gpu, planner.plan([gpu], desired).steps)
         assert planner.plan([reached], desired).is_empty
     else:
         with pytest.raises(errors.LayoutError, match="does not fit"):

@@ -75,7 +75,7 @@ def test_compute_instances_are_accepted_exactly_where_they_can_be_packed(
     counts = data.draw(st.dictionaries(st.sampled_from(devices), st.integers(1, 4), max_size=3))
     desired = {gpu.uuid: model.DesiredGpu.of(model.MigMode.ENABLED, counts)}
     if next(oracle.goals(gpu, counts), None) is not None:
-        reached = driver_rules.run(gpu, planner.plan([gpu], desired).steps)
+        reached = driver_rules.execute(gpu, planner.plan([gpu], desired).steps)
         assert planner.plan([reached], desired).is_empty
     else:
         with pytest.raises(errors.LayoutError, match="does not fit"):

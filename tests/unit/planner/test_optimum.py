@@ -32,7 +32,7 @@ def test_executing_a_plan_reaches_exactly_the_desired_devices(
     )
     desired_gpus = {gpu.uuid: desired}
     plan = planner.plan([gpu], desired_gpus)
-    after = driver_rules.run(gpu, plan.steps)
+    after = driver_rules.execute(gpu, plan.steps)
     assert samples.devices_of(after) == dict(desired.devices)
     assert planner.plan([after], desired_gpus).is_empty
     for gpu_plan in plan.gpus:
@@ -81,7 +81,7 @@ def check_against_everything(data: st.DataObject, product: str, *, splits: bool)
     use = {uuid: data.draw(USE) for uuid in gpu.mig_uuids}
     plan = planner.plan([gpu], {gpu.uuid: desired}, use=use)
     lost = sum(use[uuid] for uuid in plan.destroyed_uuids)
-    goal = oracle.state_of(driver_rules.run(gpu, plan.steps))
+    goal = oracle.state_of(driver_rules.execute(gpu, plan.steps))
     expected = oracle.best(gpu, dict(desired.devices), use)
     assert (lost, len(plan.steps), *oracle.rank(gpu, goal, use)[2:]) == expected
 

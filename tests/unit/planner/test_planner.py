@@ -91,7 +91,7 @@ def test_every_gpu_gets_a_plan_of_its_own_and_others_are_not_touched() -> None:
     plan = planner.plan(gpus, {gpu.uuid: samples.desired_gpu({"1g.5gb": 6}) for gpu in gpus[1:]})
     assert [p.gpu_index for p in plan.gpus] == list(range(1, 8))
     for gpu, gpu_plan in zip(gpus[1:], plan.gpus, strict=True):
-        assert len(driver_rules.run(gpu, gpu_plan.steps).gpu_instances) == 6
+        assert len(driver_rules.execute(gpu, gpu_plan.steps).gpu_instances) == 6
 
 
 def test_a_profile_name_is_resolved_for_each_gpu() -> None:
@@ -123,7 +123,7 @@ def test_of_two_divided_gpu_instances_the_one_in_use_stays_whole(at: int) -> Non
 
 def test_the_first_gpu_instances_are_filled_first() -> None:
     gpu = samples.gpu(samples.A100)
-    after = driver_rules.run(gpu, plan_to(gpu, {"2c.3g.20gb": 1, "1c.3g.20gb": 3}).steps)
+    after = driver_rules.execute(gpu, plan_to(gpu, {"2c.3g.20gb": 1, "1c.3g.20gb": 3}).steps)
     assert [len(gi.compute_instances) for gi in after.gpu_instances] == [2, 2]
 
 
@@ -185,7 +185,7 @@ def test_disabling_destroys_all_instances_first() -> None:
         "-gi 3g.20gb 4:4",
         "mode disabled",
     ]
-    assert plan_to(driver_rules.run(gpu, plan.steps), samples.desired_gpu(mode=OFF)).is_empty
+    assert plan_to(driver_rules.execute(gpu, plan.steps), samples.desired_gpu(mode=OFF)).is_empty
 
 
 def test_a_gpu_without_mig_satisfies_mig_disabled() -> None:

@@ -28,7 +28,7 @@ def test_restoring_recreates_every_placement_with_the_fewest_calls(
 ) -> None:
     before, now = data.draw(drawn_gpus.gpus(product)), data.draw(drawn_gpus.gpus(product))
     plan = planner.restore([now], [before.snapshot])
-    after = driver_rules.run(now, plan.steps)
+    after = driver_rules.execute(now, plan.steps)
     assert oracle.state_of(after) == oracle.state_of(before)
     assert planner.restore([after], [before.snapshot]).is_empty
     assert len(plan.steps) == oracle.price(now, oracle.state_of(before), {})[1]
@@ -38,7 +38,7 @@ def test_restoring_recreates_every_placement_with_the_fewest_calls(
 def test_restoring_resets_the_mig_mode(mode: model.MigMode) -> None:
     on, off = a100("3g.20gb@4[1c@1]", "1g.5gb@2[]"), a100(mode=OFF)
     before, now = (on, off) if mode is ON else (off, on)
-    after = driver_rules.run(now, planner.restore([now], [before.snapshot]).steps)
+    after = driver_rules.execute(now, planner.restore([now], [before.snapshot]).steps)
     assert after.current_mode is mode
     assert oracle.state_of(after) == oracle.state_of(before)
 
@@ -81,7 +81,7 @@ def test_restoring_packs_compute_instances_with_unknown_spans_again(
     gpu = a100(now)
     plan = planner.restore([gpu], [a100(before).snapshot])
     assert len(plan.steps) == count
-    driver_rules.run(gpu, plan.steps)
+    driver_rules.execute(gpu, plan.steps)
 
 
 def test_restoring_refuses_a_gpu_without_mig_and_an_impossible_snapshot() -> None:
@@ -102,7 +102,7 @@ def plan_to(gpu: model.Gpu, devices: dict[str, int]) -> steps.Plan:
 
 
 def restore(gpu: model.Gpu, before: tuple[model.GpuSnapshot, ...]) -> model.Gpu:
-    after = driver_rules.run(gpu, planner.restore([gpu], before).steps)
+    after = driver_rules.execute(gpu, planner.restore([gpu], before).steps)
     assert planner.restore([after], before).is_empty
     return after
 
@@ -117,7 +117,7 @@ def test_a_rollback_removes_created_and_restores_destroyed_instances(
 ) -> None:
     gpu = a100("2g.10gb@0", "3g.20gb@4")
     plan = plan_to(gpu, {"1g.5gb": 4})
-    after = driver_rules.run(gpu, plan.steps)
+    after = driver_rules.execute(gpu, plan.steps)
     before = planner.baseline(plan, [gpu]) if has_creations else (gpu.snapshot,)
 
     assert planner.unowned_instances([after], before) == ()
@@ -176,11 +176,11 @@ def test_a_compute_instance_that_overlaps_a_foreign_one_is_not_restored() -> Non
 def test_a_compute_instance_of_an_interrupted_change_is_removed_later() -> None:
     gpu = a100("3g.20gb@4[1c@0]")
     first = plan_to(gpu, {"1c.3g.20gb": 2})
-    between = driver_rules.run(gpu, first.steps)
+    between = driver_rules.execute(gpu, first.steps)
     second = plan_to(between, {"1c.3g.20gb": 3})
     before = planner.baseline(second, [between], planner.baseline(first, [gpu]))
 
-    after = restore(driver_rules.run(between, second.steps), before)
+    after = restore(driver_rules.execute(between, second.steps), before)
 
     assert oracle.state_of(after) == oracle.state_of(gpu)
 
@@ -188,7 +188,7 @@ def test_a_compute_instance_of_an_interrupted_change_is_removed_later() -> None:
 def test_a_spanning_instance_counts_as_created_whatever_its_span() -> None:
     gpu = a100("7g.40gb@0[4c@0 3c@4]")
     plan = plan_to(gpu, {"7g.40gb": 1})
-    between = driver_rules.run(gpu, plan.steps)
+    between = driver_rules.execute(gpu, plan.steps)
     (gi,) = between.gpu_instances
     (ci,) = gi.compute_instances
     reported = dataclasses.replace(ci, placement=model.Placement(0, 8))
@@ -210,7 +210,7 @@ def test_mig_mode_stays_enabled_with_a_foreign_instance() -> None:
 def test_an_older_snapshot_takes_precedence_and_no_gpu_is_lost() -> None:
     first, second = a100("2g.10gb@0", "3g.20gb@4"), a100("7g.40gb@0", index=1)
     plan = plan_to(first, {"1g.5gb": 3})
-    older, between = planner.baseline(plan, [first]), driver_rules.run(first, plan.steps)
+    older, between = planner.baseline(plan, [first]), driver_rules.execute(first, plan.steps)
     empty = samples.desired_gpu({})
 
     both = planner.plan([between, second], {each.uuid: empty for each in (between, second)})
@@ -242,7 +242,7 @@ def test_the_journal_stays_readable_over_many_interrupted_changes() -> None:
                 count = row.profile.gpu_slices // int(name[0])
                 plan = plan_to(gpu, {f"{name}@{place.start}": count})
                 before = planner.baseline(plan, [gpu], before)
-                gpu = driver_rules.run(gpu, plan.steps)
+                gpu = driver_rules.execute(gpu, plan.steps)
                 (read,) = snapshot_codec.from_data(snapshot_codec.to_data(before))
                 assert read.created == before[0].created
     assert placements(restore(gpu, before)) == set()
