@@ -191,7 +191,7 @@ def _problems(rig: stage.CrashStage, downtime: Downtime) -> Iterable[str]:
 
 def _not_restored(rig: stage.CrashStage, *, is_stopped: bool = False) -> list[str]:
     hooks = ["the exit hooks have not run"] if rig.awaits_exit_hooks() else []
-    return hooks + rig.unrestored(
+    return hooks + rig.unrestored_on_node(
         is_stopped=is_stopped, is_cordoned=rig.scenario.is_cordoned, deployed=rig.deploy_labels
     )
 

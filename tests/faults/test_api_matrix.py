@@ -120,7 +120,7 @@ def requests(stage: api_node.InProcessStage) -> list[Request]:
 def end_of(stage: api_node.InProcessStage, may_fail_with: set[reasons.Reason]) -> str:
     """Return the end of a case; ``may_fail_with`` has a reason for every failure."""
     ends, lost = stage.ends()
-    assert stage.unrestored() == []
+    assert stage.unrestored_on_node() == []
     assert ends, "no run has ended"
     assert ends[-1] in GOOD
     bad = [reason for reason in (*ends, *lost) if reason not in GOOD]
@@ -242,4 +242,4 @@ def test_a_label_is_served_after_a_watch_that_went_silent() -> None:
         stage.server.inject(apiserver.Fault(token=api_node.TOKEN, verb="watch", stall=True))
         stage.wait(lambda: stage.server.faults_waiting() == 0, "the fault")
         stage.reconfigure()
-        assert stage.unrestored() == []
+        assert stage.unrestored_on_node() == []

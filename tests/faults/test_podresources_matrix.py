@@ -193,7 +193,11 @@ def test_kubelet_call_may_fail_once_and_the_layout_is_applied(
             is_struck = calls_with(nth) >= nth
             ends, lost = stage.ends()
             # The agent repeats the call, so no run fails.
-            assert (set(ends) <= api_node.GOOD, lost, stage.unrestored()) == (True, [], []), nth
+            assert (set(ends) <= api_node.GOOD, lost, stage.unrestored_on_node()) == (
+                True,
+                [],
+                [],
+            ), nth
             return is_struck or None
 
         least = min(calls_with(0) for _ in range(3))

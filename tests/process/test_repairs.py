@@ -50,7 +50,7 @@ class RepairStage(agent_stage.AgentStage):
 
         self.wait(lambda: bool(ends()), "the end of the repair", timeout_s=120)
         assert [line["error"] for line in ends()] == [None]
-        self.wait(lambda: not self.unrestored(), "an open node")
+        self.wait(lambda: not self.unrestored_on_node(), "an open node")
 
     def start_agent(self) -> None:
         nvidia_smi.install(self._folder, self.machine.state_file)

@@ -150,7 +150,7 @@ class AgentStage(stages.Stage):
         """Request a layout that must fail; return the status when it has."""
         return self.assert_ends(layout, model.State.FAILED)
 
-    def unrestored(self, *, is_stopped: bool = False, **owners: Any) -> list[str]:
+    def unrestored_on_node(self, *, is_stopped: bool = False, **owners: Any) -> list[str]:
         """List what a change has not restored on the Node; empty if all is restored.
 
         ``owners``: what its owner wants, as for ``unrestored.on_node``.
@@ -161,7 +161,7 @@ class AgentStage(stages.Stage):
 
     def assert_restored(self) -> None:
         """Check that the agent has restored what it changes for a while."""
-        assert self.unrestored() == []
+        assert self.unrestored_on_node() == []
 
 
 class ObservedStage(AgentStage):
