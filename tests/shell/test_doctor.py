@@ -352,6 +352,13 @@ def test_invalid_files_are_named(doctor: DoctorRig) -> None:
     assert result.failing == {"config-file", "verified-layout"}
     assert f"{layouts}:1:10" in result.text("config-file")
     assert result.verdict("journal-file") is WARN
+    assert "it first resumes or rolls back" in result.remedies("journal-file")
+    journal.write_text("{")
+
+    again = doctor.examine(*("--journal-file", str(journal)))
+
+    assert again.failing == {"journal-file"}
+    assert "ignores it" in again.remedies("journal-file")
 
 
 def test_a_layout_files_doubtful_content_is_a_warning_if_lenient(doctor: DoctorRig) -> None:

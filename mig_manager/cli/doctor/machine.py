@@ -281,7 +281,7 @@ def _verified_layout(facts: Facts) -> Iterator[Finding]:
 
 @_check(
     "journal-file",
-    "Run 'mig-manager apply' or 'mig-manager boot': it first resumes or rolls back.",
+    "Check the GPUs' layout: the next 'apply' or 'boot' renames the file and ignores it.",
 )
 def _journal_file(facts: Facts) -> Iterator[Finding]:
     """No 'apply' was interrupted."""
@@ -292,7 +292,10 @@ def _journal_file(facts: Facts) -> Iterator[Finding]:
     elif journal.has_only_persistence:
         yield persistence_off(journal.gpus.persistent_gpus)
     else:
-        yield warn(f"{path}: the change to layout {journal.config!r} has not finished")
+        yield warn(
+            f"{path}: the change to layout {journal.config!r} has not finished",
+            "Run 'mig-manager apply' or 'mig-manager boot': it first resumes or rolls back.",
+        )
 
 
 def _file(path: pathlib.Path, content: str, *, is_replaced: bool = True) -> Finding:
