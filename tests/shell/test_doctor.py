@@ -270,35 +270,30 @@ def test_user_needs_the_node_of_the_right_and_root_does_not(
         assert doctor.check(name, **machine).verdict(name) is OK
 
 
-def modules(proc: proc_tree.ProcTree, **users: int) -> None:
-    lines = [f"{name} 4096 {count} - Live 0x0" for name, count in users.items()]
-    (proc.root / "modules").write_text("\n".join(lines) + "\n")
-
-
 @pytest.mark.parametrize(
     ("product", "verdict"), [("A100-SXM4-40GB", WARN), ("H100-SXM5-80GB", OK)]
 )
 def test_modules_and_programs_that_may_prevent_a_reset_are_named(
     doctor: DoctorRig, proc: proc_tree.ProcTree, product: str, verdict: doctor_report.CheckResult
 ) -> None:
-    modules(proc, nvidia=3, nvidia_uvm=0, nvidia_drm=2, ext4=1)
+    proc.load_modules(nvidia=3, nvidia_uvm=0, nvidia_drm=0, ext4=1)
     proc.add(5, "/dev/nvidia0", name="nvidia-persiste")
 
     result = doctor.check("kernel-modules", gpus(a_gpu(product)), proc=proc.root)
-    modules(proc, ext4=1)
+    proc.load_modules(ext4=1)
     without = doctor.check("kernel-modules", gpus(a_gpu(product)), proc=proc.root)
 
     assert result.verdict("kernel-modules") is verdict
     text = result.text("kernel-modules")
     assert text.startswith("loaded: nvidia, nvidia_drm, nvidia_uvm; ")
-    assert "nvidia_drm has 2 users; nvidia-persiste (pid 5)" in text
+    assert "nvidia_drm is loaded; nvidia-persiste (pid 5)" in text
     assert without.failing == {"kernel-modules"}
 
 
 def test_processes_are_reported_with_their_pod(
     doctor: DoctorRig, proc: proc_tree.ProcTree
 ) -> None:
-    modules(proc, nvidia=3, nvidia_uvm=0)
+    proc.load_modules(nvidia=3, nvidia_uvm=0)
     proc.add(4711, "/dev/nvidia0", name="dcgm", cgroup=f"0::/kubepods/pod{POD}/x")
 
     result = doctor.create().examine(proc=proc.root, has_worker=True)

@@ -18,6 +18,8 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from mig_manager.adapters.host import procfs
 from mig_manager.core import messages
 
+DRM_MODULE = "nvidia_drm"
+"""The kernel module for displays; with kernel mode setting it is a client of every GPU."""
 _MAX_NAMED = 8
 _PF_KTHREAD = 0x0020_0000
 """A thread of the kernel, in ``flags`` of ``/proc/PID/stat`` (``linux/sched.h``)."""
@@ -88,6 +90,15 @@ def hidden(root: pathlib.Path) -> str:
         except OSError:
             continue
     return f"not allowed to look into {count} processes (CAP_SYS_PTRACE)" if count else ""
+
+
+def drm_module(root: pathlib.Path) -> str:
+    """Describe the module that can keep a GPU open without a process; empty if not loaded.
+
+    It prevents a reset and an Ampere GPU's change of MIG mode (mig-parted#181).
+    """
+    is_loaded = DRM_MODULE in (procfs.modules(root) or ())
+    return f"unload {DRM_MODULE}, which can keep a GPU open without a process" if is_loaded else ""
 
 
 def using_gpu(

@@ -259,8 +259,9 @@ class SmiReset:
             error = errors.HostError(
                 f"{done.line}: in use {by} that are not visible here", reason=reasons.Reason.IN_USE
             )
-            if hidden := device_users.hidden(self.proc):
-                error.add(hidden)
+            for cause in (device_users.hidden(self.proc), device_users.drm_module(self.proc)):
+                if cause:
+                    error.add(cause)
             return error
         if done.status == _NO_PERMISSION:
             return done.failure(reasons.Reason.NO_PERMISSION)

@@ -128,6 +128,9 @@ def add_users(
             f"open in {device_users.name_users(others)}, "
             "and maybe in others that cannot be seen from here"
         )
+    is_unexplained = gpu_instance_id is None and not listed
+    if is_unexplained and proc_root and (module := device_users.drm_module(proc_root)):
+        error.add(module)
 
 
 def _running(gpu: gpu_device.Handle) -> Iterator[Any]:

@@ -24,8 +24,6 @@ from mig_manager.core.records import gpu_recovery, journals, verified_layouts
 
 _OLDEST_DRIVER = 450
 """The first branch with MIG (NVIDIA MIG User Guide, "Deployment Considerations")."""
-_BLOCKERS = ("nvidia_drm", "nvidia_modeset")
-"""Modules whose users prevent a GPU reset (mig-parted#181)."""
 _DAEMON = "nvidia-persiste"  # the persistence daemon's name as the kernel cuts it
 _OWN_GPUS = {
     model.Virtualization.NONE: "not virtual, according to the driver",
@@ -206,7 +204,7 @@ def _mig_config_right(facts: Facts) -> Iterator[Finding]:
 
 @_check(
     "kernel-modules",
-    "Stop users of nvidia_drm (a display server) or the persistence daemon for the change.",
+    "For the change, unload nvidia_drm (stop its display server), and stop persistence daemons.",
 )
 def _kernel_modules(facts: Facts) -> Iterator[Finding]:
     """The driver's modules are loaded, and none in use can delay a reset."""
@@ -220,7 +218,8 @@ def _kernel_modules(facts: Facts) -> Iterator[Finding]:
     yield ok(f"loaded: {', '.join(sorted(names))}")
     if "nvidia_uvm" not in loaded:
         yield warn("nvidia_uvm is not loaded: CUDA needs it", "modprobe nvidia-uvm")
-    obstacles = [f"{each} has {loaded[each]} users" for each in _BLOCKERS if loaded.get(each)]
+    drm_module = device_users.DRM_MODULE
+    obstacles = [f"{drm_module} is loaded"] if drm_module in loaded else []
     daemons = [each for each in device_users.gpu_processes(facts.proc) if each.name == _DAEMON]
     obstacles += [f"{each} keeps GPUs open" for each in daemons]
     if not obstacles:

@@ -119,8 +119,8 @@ class Options:
     """False: the caller is neither root nor has the ``mig/config`` capability."""
     virtualization: model.Virtualization = model.Virtualization.NONE
     resets_itself: bool = True
-    """False: the driver cannot reset an Ampere GPU in a MIG mode change, as where ``nvidia_drm``
-    is loaded (mig-parted#181); ``nvidia-smi --gpu-reset`` can."""
+    """False: the driver cannot reset an Ampere GPU in a MIG mode change, but
+    ``nvidia-smi --gpu-reset`` can."""
     linked_gpus: tuple[tuple[int, ...], ...] = ()
     """NVML indices of GPUs that can only be reset together: NVLink without Fabric Manager."""
     reattaches: bool = False

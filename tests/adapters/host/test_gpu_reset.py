@@ -287,6 +287,8 @@ def test_a_daemon_that_did_not_release_the_gpu_is_named_if_it_is_visible(
 
     assert error.reason is Reason.IN_USE
     assert error.message.endswith(f"in use by {users} that are not visible here")
+    machine.proc.load_modules(nvidia=2, nvidia_drm=0)
+    assert "unload nvidia_drm" in machine.refusal(gpus[:1]).message
 
 
 @pytest.mark.slow

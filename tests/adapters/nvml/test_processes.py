@@ -115,6 +115,18 @@ def test_the_agent_and_its_children_are_not_named(node: NvmlRig, proc: ProcTree)
     assert refusal(proc, switching(node)) == ("NVML lists no process that uses it; a monitor may")
 
 
+def test_the_module_that_can_keep_a_gpu_open_is_named_for_a_mode_change(
+    boot: Boot, proc: ProcTree
+) -> None:
+    node = boot("2xa100-sxm4-40gb")
+    gpu = node.fill("1g.5gb", index=1)
+    for uuid in (node.observe().uuid, *gpu.mig_uuids):
+        node.state.add_client(uuid, name="unseen", kind=states.ClientKind.MONITOR)
+    proc.load_modules(nvidia=2, nvidia_drm=0)
+    assert "unload nvidia_drm" in refusal(proc, switching(node))
+    assert "nvidia_drm" not in refusal(proc, plan_of([gpu], *end_steps(gpu)))
+
+
 def test_without_a_device_number_only_processes_that_nvml_lists_are_named(
     node: NvmlRig, proc: ProcTree
 ) -> None:

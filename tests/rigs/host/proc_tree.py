@@ -50,6 +50,11 @@ class ProcTree:
         lines += [f"{each:3} {name}" for name, each in (blocks or {}).items()]
         (self.root / "devices").write_text("\n".join(lines) + "\n")
 
+    def load_modules(self, **users: int) -> None:
+        """Have only these kernel modules loaded, with the number of users of each."""
+        lines = [f"{name} 4096 {count} - Live 0x0" for name, count in users.items()]
+        (self.root / "modules").write_text("\n".join(lines) + "\n")
+
     def _add_capability_file(self, place: str, cap: int, *, mode: int, modify: int) -> None:
         path = self.root / "driver/nvidia/capabilities" / place
         path.parent.mkdir(parents=True, exist_ok=True)
