@@ -58,14 +58,14 @@ def test_step_refused_as_in_use_is_retried(kind: type[steps.Step]) -> None:
 
 def test_a_pod_admitted_while_instances_are_in_use_keeps_its_device() -> None:
     node = ApplyingNode(count=1)
-    before, devices = node.shape, frozenset(node.gpus[0].mig_uuids)
+    before, devices = node.geometry, frozenset(node.gpus[0].mig_uuids)
     node.refuses_step = first_only(lambda _step: bool(node.pods.add("train", devices=devices)))
     pods = "in use; pods have devices that the change destroys or resets: default/train"
 
     with pytest.raises(errors.HardwareError, match=pods):
         apply_with_retries(node)
 
-    assert node.shape == before
+    assert node.geometry == before
 
 
 @pytest.mark.parametrize(

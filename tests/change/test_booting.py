@@ -157,14 +157,14 @@ def test_boot_without_a_saved_layout_succeeds_without_the_driver(ampere: Applyin
 
 def test_boot_without_a_saved_layout_undoes_an_interrupted_apply(ampere: ApplyingNode) -> None:
     ampere.change_to("off")
-    off = ampere.shape
+    off = ampere.geometry
     ampere.verified_layout_file.text = None
     assert ampere.kill_apply("mixed", steps.CreateComputeInstance)
     ampere.reboot()
 
     ampere.boot()
 
-    assert ampere.shape == off
+    assert ampere.geometry == off
     assert ampere.notes == ["the change to layout 'mixed' was left unfinished and is undone now"]
 
 
@@ -211,7 +211,7 @@ def test_a_swapped_gpu_is_reported_twice_and_affects_no_other(node: ApplyingNode
     assert f"GPU {second.uuid} is gone" in gone
     assert "GPU-new" in new
     assert "is new" in new
-    assert node.shape[0] == node.before[0]
+    assert node.geometry[0] == node.before[0]
     assert node.gpus[1] == other
     assert node.journal.text is None
 
@@ -230,19 +230,19 @@ def test_boot_names_a_gpu_with_the_state_of_an_earlier_layout(node: ApplyingNode
     (note,) = (each for each in node.notes if str(lost) in each)
     assert "was unreachable when layout 'off' was verified" in note
     assert note.endswith("its saved state is of layout 'mixed'")
-    assert node.shape[1] == node.before[1]
+    assert node.geometry[1] == node.before[1]
 
 
 def test_a_new_gpu_without_mig_is_no_problem(node: ApplyingNode) -> None:
     node.gpus = (*node.gpus, hardware.template(hardware.find("T4"), 2))
 
     assert node.boot().problems == ()
-    assert node.shape[:2] == node.before
+    assert node.geometry[:2] == node.before
 
 
 @EACH_PRODUCT
 def test_a_failing_gpu_keeps_its_instances_and_affects_no_other(node: ApplyingNode) -> None:
-    empty = node.shape
+    empty = node.geometry
     bad = node.gpus[1].uuid
     node.refuses_step = lambda step: (
         step.gpu_uuid == bad and isinstance(step, steps.CreateComputeInstance)
@@ -252,7 +252,7 @@ def test_a_failing_gpu_keeps_its_instances_and_affects_no_other(node: ApplyingNo
 
     assert "in use; the former instances are restored" in problem.message
     assert problem.remedy == reasons.Reason.IN_USE.remedy_at_shell
-    assert node.shape == [node.before[0], empty[1]]
+    assert node.geometry == [node.before[0], empty[1]]
     assert node.journal.text is None
     assert node.notes[-1].endswith("trying one GPU after the other")
 
@@ -269,7 +269,7 @@ def test_the_journal_names_only_the_gpu_left_in_between(node: ApplyingNode) -> N
         (problem,) = node.boot().problems
 
     assert "still to do: GPU 1: " in problem.message
-    assert node.shape[0] == node.before[0]
+    assert node.geometry[0] == node.before[0]
     journal = node.local_journal
     assert [gpu.uuid for gpu in journal.gpus.snapshot] == [bad]
 
@@ -362,7 +362,7 @@ def test_device_files_that_fail_at_boot_are_a_problem_and_undo_nothing(node: App
 
     result = node.boot()
 
-    assert node.shape == node.before
+    assert node.geometry == node.before
     assert result.rounds
     assert [problem.message for problem in result.problems] == ["nvidia-ctk failed"]
 

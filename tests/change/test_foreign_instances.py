@@ -24,7 +24,7 @@ def test_rollback_keeps_and_names_an_instance_missed_before(node: ApplyingNode) 
     """One observation misses it, as on a driver that lists too few."""
     listed = node.gpus
     place = with_foreign(node, start=2)
-    complete, before = node.gpus, node.shape
+    complete, before = node.gpus, node.geometry
     node.gpus = listed
 
     def list_all() -> None:
@@ -38,14 +38,14 @@ def test_rollback_keeps_and_names_an_instance_missed_before(node: ApplyingNode) 
 
     assert caught.value.reason is reasons.Reason.VERIFY_FAILED
     assert "1g.5gb at 2:1 on GPU 0 is new, and is kept" in caught.value.message
-    assert node.shape == before
+    assert node.geometry == before
     assert node.journal.text is not None
 
     second = node.gpus[1].uuid
     node.refuses_step = first_only(lambda step: is_creation(step) and step.gpu_uuid == second)
     with pytest.raises(errors.HardwareError, match="the former instances are restored"):
         node.change_to("other")
-    assert node.shape == before
+    assert node.geometry == before
     assert not node.journal.text
     node.change_to("other")
     assert node.has("other")
@@ -63,7 +63,7 @@ def test_rollback_keeps_an_instance_created_during_the_change(node: ApplyingNode
 
 
 def test_after_a_kill_only_what_the_change_created_is_removed(node: ApplyingNode) -> None:
-    before = node.shape
+    before = node.geometry
     assert node.kill_apply("requested", steps.CreateComputeInstance)
     place = with_foreign(node, start=3)
 
@@ -73,7 +73,7 @@ def test_after_a_kill_only_what_the_change_created_is_removed(node: ApplyingNode
     others = tuple(gi for gi in first.gpu_instances if gi.placement != place)
     assert len(others) < len(first.gpu_instances)
     node.gpus = (dataclasses.replace(first, gpu_instances=others), *node.gpus[1:])
-    assert node.shape == before
+    assert node.geometry == before
     assert node.journal.text is not None
 
     # Once that instance is removed, nothing is left to undo.
@@ -82,11 +82,11 @@ def test_after_a_kill_only_what_the_change_created_is_removed(node: ApplyingNode
 
 
 def test_a_stale_plan_is_abandoned_before_its_first_step(node: ApplyingNode) -> None:
-    shapes: list[object] = []
+    geometries: list[object] = []
 
     def make_stale() -> None:
         with_foreign(node, start=3)
-        shapes.append(node.shape)
+        geometries.append(node.geometry)
 
     strikes.act_once(node, lambda: node.log[-1] == "gpus.execute", make_stale)
 
@@ -94,7 +94,7 @@ def test_a_stale_plan_is_abandoned_before_its_first_step(node: ApplyingNode) -> 
         node.change_to("small")
 
     assert caught.value.reason.is_transient
-    assert (node.steps, [node.shape], node.journal.text) == (0, shapes, None)
+    assert (node.steps, [node.geometry], node.journal.text) == (0, geometries, None)
     node.change_to("small")
     assert node.has("small")
 
@@ -118,12 +118,12 @@ def test_stale_plan_beside_an_older_change_keeps_foreign_instances(node: Applyin
 
 def test_refused_change_keeps_instances_in_use_of_an_interrupted_one(node: ApplyingNode) -> None:
     assert node.kill_apply("requested", steps.CreateComputeInstance)
-    interrupted = node.shape
+    interrupted = node.geometry
     node.driver.clients = "train (pid 7)"
 
     with pytest.raises(errors.GpuInUseError):
         node.change_to("other")
-    assert node.shape == interrupted
+    assert node.geometry == interrupted
 
     node.driver.clients = ""
     refuse(node)

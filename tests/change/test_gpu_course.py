@@ -62,7 +62,7 @@ class CourseNode(applying_rig.ApplyingNode):
 @pytest.mark.parametrize("product", ["A30", "A100-SXM4-40GB", "H100-SXM5-80GB", "RTX-PRO-6000"])
 def test_the_course_shows_every_placement_and_restores_the_gpu(product: str) -> None:
     host = CourseNode(product)
-    before = host.shape
+    before = host.geometry
 
     result = host.run_course()
 
@@ -73,7 +73,7 @@ def test_the_course_shows_every_placement_and_restores_the_gpu(product: str) -> 
     assert placed < outcomes.keys()
     assert {*outcomes.values()} == {StageOutcome.DONE}
     assert {IN_USE, RESET} <= outcomes.keys()
-    assert host.shape == before
+    assert host.geometry == before
     assert host.journal.text is None
     assert host.verified_layout_file.text is None
 
@@ -91,7 +91,7 @@ def test_a_gpu_with_mig_on_keeps_its_mode() -> None:
 
 def test_a_failing_step_is_named_and_the_gpu_restored() -> None:
     host = CourseNode()
-    before = host.shape
+    before = host.geometry
     host.refuses_step = lambda step: (
         isinstance(step, steps.CreateGpuInstance) and str(step.profile) == "2g.12gb+me"
     )
@@ -101,7 +101,7 @@ def test_a_failing_step_is_named_and_the_gpu_restored() -> None:
     failed = [stage for stage in result.stages if stage.outcome is StageOutcome.FAILED]
     assert {stage.name for stage in failed} >= {"2g.12gb+me at 0:2", "2g.12gb+me at 2:2"}
     assert all(stage.why.startswith("InUse") for stage in failed)
-    assert host.shape == before
+    assert host.geometry == before
 
 
 def test_a_refusal_in_use_is_not_tried_without_cuda() -> None:
@@ -136,7 +136,7 @@ def test_a_failing_stage_is_named_and_the_gpu_restored(
     using: gpu_course.Using | None, fail_always: dict[str, Exception], name: str, why: str
 ) -> None:
     host = CourseNode()
-    before = host.shape
+    before = host.geometry
     host.fail_always |= fail_always
 
     (failed,) = (
@@ -144,12 +144,12 @@ def test_a_failing_stage_is_named_and_the_gpu_restored(
     )
 
     assert (failed.name, failed.why) == (name, why)
-    assert host.shape == before
+    assert host.geometry == before
 
 
 def test_without_mig_mode_no_instance_is_tried() -> None:
     host = CourseNode()
-    before = host.shape
+    before = host.geometry
     host.refuses_step = lambda step: isinstance(step, steps.SetMode)
 
     result = host.run_course()
@@ -158,12 +158,12 @@ def test_without_mig_mode_no_instance_is_tried() -> None:
         StageOutcome.FAILED,
         StageOutcome.NOT_TRIED,
     ]
-    assert host.shape == before
+    assert host.geometry == before
 
 
 def test_after_a_kill_in_the_course_the_next_command_restores_the_gpu() -> None:
     host = CourseNode()
-    before, kills, die = host.shape, list[CourseNode](), host.on_step
+    before, kills, die = host.geometry, list[CourseNode](), host.on_step
 
     def strike(step: steps.Step) -> None:
         kills.append(forks.fork_at_kill(host))
@@ -175,6 +175,6 @@ def test_after_a_kill_in_the_course_the_next_command_restores_the_gpu() -> None:
     for killed in kills[::3]:  # each kind of step at some placements
         local_journal.undo_interrupted(killed.deps)
 
-        assert killed.shape == before
+        assert killed.geometry == before
         assert killed.journal.text is None
         assert killed.apply(killed.layouts.layout("off")).is_changed is False

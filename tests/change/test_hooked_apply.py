@@ -29,7 +29,7 @@ class RecordingNode(applying_rig.ApplyingNode):
         super().__init__(layout)
         self.hooks.text = hooks
         self.on_step = self.note
-        self.before = self.shape
+        self.before = self.geometry
 
     @property
     def history(self) -> list[str]:
@@ -163,7 +163,7 @@ def test_failing_hook_undoes_the_change_except_at_the_last_point(point: str) -> 
         assert caught.value.message.endswith("the layout is active all the same")
         assert node.verified_layout_file.text is not None
     else:
-        assert node.shape == node.before
+        assert node.geometry == node.before
 
 
 def test_failing_change_is_undone_before_the_last_point() -> None:
@@ -177,7 +177,7 @@ def test_failing_change_is_undone_before_the_last_point() -> None:
     assert caught.value.reason is reasons.Reason.IN_USE
     assert caught.value.message.endswith("the former instances are restored; exit failed")
     assert node.history[-2:] == ["CREATE", "exit"]
-    assert node.shape == node.before
+    assert node.geometry == node.before
 
 
 @pytest.mark.parametrize(
@@ -201,7 +201,7 @@ def test_an_impossible_layout_runs_no_hook_and_changes_nothing(
     with pytest.raises(error, match=message):
         node.change_to(layout)
 
-    assert (node.history, node.shape) == ([], node.before)
+    assert (node.history, node.geometry) == ([], node.before)
 
 
 @pytest.mark.parametrize(
@@ -239,7 +239,7 @@ def test_missing_program_of_a_hook_is_reported_before_any_runs(
     ):
         node.change_to(layout)
     assert node.history == []
-    assert node.shape == node.before
+    assert node.geometry == node.before
 
 
 def test_gpus_that_a_hook_has_changed_are_checked_again() -> None:
@@ -281,7 +281,7 @@ def test_a_signal_ends_the_hooks_but_the_last_and_all_is_undone(
         node.change_to("requested")
 
     assert node.history == history
-    assert node.shape == node.before
+    assert node.geometry == node.before
     assert node.journal.text is None
 
 
@@ -294,7 +294,7 @@ def test_an_unfinished_change_is_undone_where_a_first_hook_fails() -> None:
     with pytest.raises(errors.HostError, match="was left unfinished and is undone now"):
         node.change_to("requested")
 
-    assert node.shape == node.before
+    assert node.geometry == node.before
     assert node.history[1:] == ["start", "CREATE", "exit"]
 
 
@@ -309,7 +309,7 @@ def test_a_restore_passes_the_same_points_and_is_undone_like_any_change() -> Non
         failing.restore(text)
 
     assert node.history == ["start", "mode", "MODE", "config", "CREATE", "exit"]
-    assert (node.shape, failing.shape) == (then.shape, failing.before)
+    assert (node.geometry, failing.geometry) == (then.geometry, failing.before)
     assert set(node.hooks.environment) == {"MIG_PARTED_HOOKS_FILE"}
 
 
@@ -356,20 +356,20 @@ def test_a_stale_plan_in_a_later_round_rolls_the_first_round_back(
         node.change_to("requested")
 
     assert node.gpus[0].gpu_instances == (foreign if is_kept else ())
-    assert (node.shape == node.before, node.journal.text is None) == (not is_kept,) * 2
+    assert (node.geometry == node.before, node.journal.text is None) == (not is_kept,) * 2
 
 
 def test_a_failing_hook_keeps_instances_in_use_of_an_interrupted_change() -> None:
     node = RecordingNode("before", "hooks: {pre-apply-config: [{command: config}]}")
     assert node.kill_apply("requested", steps.CreateComputeInstance)
-    interrupted = node.shape
+    interrupted = node.geometry
     node.driver.clients = "train (pid 7)"
     node.hooks.broken = {"config"}
 
     with pytest.raises(errors.HostError, match="config failed"):
         node.change_to("small")
 
-    assert node.shape == interrupted
+    assert node.geometry == interrupted
     assert node.journal.text is not None
 
 
@@ -385,7 +385,7 @@ def test_devices_of_pods_are_kept_before_hooks_unless_the_command_waits(
         apply.apply(deps, lambda: node.layouts.layout("requested"))
 
     assert node.history[:1] == history
-    assert node.shape == node.before
+    assert node.geometry == node.before
 
 
 def test_a_refusal_that_undoes_a_killed_change_claims_no_unchanged_gpus() -> None:
@@ -439,4 +439,4 @@ def test_a_kubelet_that_stops_without_a_hook_ends_the_change(*, has_socket: bool
         )
 
     assert node.kubelet.is_silent
-    assert node.shape == node.before
+    assert node.geometry == node.before

@@ -19,7 +19,7 @@ OFF = model.MigMode.DISABLED
 def test_a_layout_of_some_gpus_undoes_an_interrupted_change_of_others(
     node: ApplyingNode,
 ) -> None:
-    before = node.shape
+    before = node.geometry
     assert node.kill_apply("off", steps.SetMode, 2)
     node.gpus = (
         node.gpus[0],
@@ -29,7 +29,7 @@ def test_a_layout_of_some_gpus_undoes_an_interrupted_change_of_others(
     node.change_to("first-only")
 
     assert node.has("first-only")
-    assert node.shape[1] == before[1]
+    assert node.geometry[1] == before[1]
     assert node.journal.text is None
 
 
@@ -38,14 +38,14 @@ def test_a_layout_of_other_gpus_spares_pods_of_an_interrupted_change(
     node: ApplyingNode, *, is_rebooted: bool
 ) -> None:
     node.change_to("before")
-    before = node.shape
+    before = node.geometry
     assert node.kill_apply("requested", steps.CreateComputeInstance, 4)
-    killed = node.shape[1]
+    killed = node.geometry[1]
     node.pods.add("train", devices=frozenset(node.gpus[1].mig_uuids))
 
     for is_changed in (True, False):
         assert node.change_to("first-only").is_changed is is_changed
-        assert (node.has("first-only"), node.shape[1]) == (True, killed)
+        assert (node.has("first-only"), node.geometry[1]) == (True, killed)
         assert re.search(r"unfinished; GPU 1 .* while it is in use", node.notes[0])
         node.notes.clear()
 
@@ -55,7 +55,7 @@ def test_a_layout_of_other_gpus_spares_pods_of_an_interrupted_change(
         node.boot()
     else:
         node.change_to("first-only")
-    assert (node.has("first-only"), node.shape[1]) == (True, before[1])
+    assert (node.has("first-only"), node.geometry[1]) == (True, before[1])
     assert node.journal.text is None
 
 
@@ -63,43 +63,43 @@ def test_a_layout_of_other_gpus_spares_pods_of_an_interrupted_change(
 def test_a_failed_change_spares_pods_of_an_interrupted_one(
     node: ApplyingNode, requested: str, error: str
 ) -> None:
-    before = node.shape
+    before = node.geometry
     assert node.kill_apply("requested", steps.CreateComputeInstance, 4)
-    done = node.shape[0]
+    done = node.geometry[0]
     node.pods.add("train", devices=frozenset(node.gpus[0].mig_uuids))
     node.refuses_step = first_only(is_creation)
 
     with pytest.raises(errors.HardwareError, match=error):
         node.change_to(requested)
 
-    assert node.shape == [done, before[1]]
+    assert node.geometry == [done, before[1]]
     assert re.search(r"but not GPU 0 .*, which pods or processes use$", node.notes[0])
     node.pods.clear()
     refuse(node)
-    assert node.shape == before
+    assert node.geometry == before
 
 
 def test_a_silent_kubelet_blocks_a_layout_beside_an_interrupted_change(node: ApplyingNode) -> None:
-    before = node.shape
+    before = node.geometry
     assert node.kill_apply("requested", steps.CreateComputeInstance, 4)
     node.gpus = gpu_values.without_instances(node.gpus, 0)
-    killed = node.shape
+    killed = node.geometry
     node.fail_always["allocations.assigned_devices"] = errors.KubeletError("no answer")
 
     with pytest.raises(errors.GpuInUseError, match="no answer"):
         node.change_to("first-only")
 
-    assert node.shape == killed
+    assert node.geometry == killed
     assert not any("in use" in note for note in node.notes)
 
     pods = pod_use.PodUse(kubelet=lambda: fake_cluster.FakeAllocations(node), is_ignored=True)
     deps = dataclasses.replace(node.deps, pods=pods)
     applying.apply(deps, lambda: node.layouts.layout("first-only"))
-    assert (node.has("first-only"), node.shape[1]) == (True, before[1])
+    assert (node.has("first-only"), node.geometry[1]) == (True, before[1])
 
 
 def test_after_a_kill_the_message_says_what_a_rollback_restores(node: ApplyingNode) -> None:
-    before = node.shape
+    before = node.geometry
     assert node.kill_apply("requested", steps.CreateGpuInstance)
     node.refuses_step = lambda step: is_creation(step) and node.steps == 3
     node.steps = 0
@@ -112,11 +112,11 @@ def test_after_a_kill_the_message_says_what_a_rollback_restores(node: ApplyingNo
         "the change to layout 'requested' was left unfinished; if this one fails, the GPUs "
         "are rolled back to their state before that one"
     )
-    assert (node.shape, node.journal.text, node.host.refreshes) == (before, None, 1)
+    assert (node.geometry, node.journal.text, node.host.refreshes) == (before, None, 1)
 
 
 def test_a_rollback_that_fails_is_reported_kept_and_tried_again(node: ApplyingNode) -> None:
-    before = node.shape
+    before = node.geometry
 
     with node.refusing_steps(is_creation):
         with pytest.raises(errors.HardwareError) as caught:
@@ -134,7 +134,7 @@ def test_a_rollback_that_fails_is_reported_kept_and_tried_again(node: ApplyingNo
         assert node.journal.text is not None
 
     refuse(node)
-    assert node.shape == before
+    assert node.geometry == before
     assert node.journal.text is None
 
 
@@ -144,9 +144,9 @@ def test_a_failed_apply_restores_gpus_that_an_older_journal_does_not_name(
     """A 'boot' that was killed left a journal of the first GPU alone."""
     second = node.gpus[1].uuid
     node.change_to("mixed")
-    before = node.shape
+    before = node.geometry
     node.gpus = gpu_values.without_instances(node.gpus, 0)
-    empty = node.shape[0]
+    empty = node.geometry[0]
     with node.kill_process(steps.CreateComputeInstance):
         node.boot()
     journal = node.local_journal
@@ -156,7 +156,7 @@ def test_a_failed_apply_restores_gpus_that_an_older_journal_does_not_name(
     with pytest.raises(errors.HardwareError, match="the former instances are restored"):
         node.change_to("requested")
 
-    assert node.shape == [empty, before[1]]
+    assert node.geometry == [empty, before[1]]
     assert node.journal.text is None
 
 
@@ -164,16 +164,16 @@ def test_a_failed_apply_restores_gpus_that_an_older_journal_does_not_name(
 def test_after_a_reboot_only_the_gpus_that_it_emptied_are_restored(
     node: ApplyingNode, since: str, *, is_undone: bool
 ) -> None:
-    before = node.shape
+    before = node.geometry
     assert node.kill_apply("requested", steps.CreateGpuInstance)
     node.host.boot_id = "boot-2"
     node.set_up(since)
-    rebooted = node.shape
+    rebooted = node.geometry
 
     with pytest.raises(errors.LayoutError) as caught:
         node.change_to("too-much")
 
-    assert node.shape == (before if is_undone else rebooted)
+    assert node.geometry == (before if is_undone else rebooted)
     assert ("is undone now" in caught.value.message) is is_undone
     assert is_undone or "was left unfinished when the node was rebooted" in node.notes[0]
     assert node.journal.text is None
@@ -182,22 +182,22 @@ def test_after_a_reboot_only_the_gpus_that_it_emptied_are_restored(
 def test_after_a_reboot_instances_on_another_gpu_do_not_prevent_the_undo(
     node: ApplyingNode,
 ) -> None:
-    before = node.shape
+    before = node.geometry
     assert node.kill_apply("first-only", steps.DestroyGpuInstance)
     node.restart_machine()
     whole = samples.desired_gpu({"7g.40gb": 1})
     node.gpus = (node.gpus[0], *gpu_values.with_desired(node.gpus[1:], whole))
-    other = node.shape[1]
+    other = node.geometry[1]
 
     refuse(node)
 
-    assert node.shape == [before[0], other]
+    assert node.geometry == [before[0], other]
 
 
 def test_a_verified_layout_of_other_gpus_does_not_end_a_killed_change(node: ApplyingNode) -> None:
-    before = node.shape
+    before = node.geometry
     assert node.kill_apply("requested", steps.CreateGpuInstance, 3)
-    assert node.shape[1] != before[1]
+    assert node.geometry[1] != before[1]
     killed = node.local_journal
     # Another program has its own journal.
     node.journal.text = None
@@ -208,7 +208,7 @@ def test_a_verified_layout_of_other_gpus_does_not_end_a_killed_change(node: Appl
 
     refuse(node)
 
-    assert node.shape[1] == before[1]
+    assert node.geometry[1] == before[1]
     assert node.has("first-only")
 
 
@@ -218,14 +218,14 @@ def test_a_journal_older_than_an_agents_verified_layout_undoes_nothing(node: App
     saved = layout_store.VerifiedLayoutStore(node.verified_layout_file, "boot-1")
     gpus = node.deps.gpus.observe()
     saved.save(gpus, config="other", config_hash="h", covered={gpu.uuid for gpu in gpus})
-    verified = node.shape
+    verified = node.geometry
 
     observed = node.deps.gpus.observe()
     assert local_journal.as_if_undone(node.deps, observed, node.gpus[0]) == node.gpus[0]
     with pytest.raises(errors.LayoutError):
         node.change_to("too-much")
 
-    assert node.shape == verified
+    assert node.geometry == verified
     assert "layout 'other' was verified since" in node.notes[0]
     assert node.journal.text is None
 
@@ -234,7 +234,7 @@ def test_an_unknown_layout_needs_neither_lock_nor_gpus_and_undoes_nothing(
     node: ApplyingNode,
 ) -> None:
     assert node.kill_apply("requested", steps.CreateGpuInstance)
-    shape, journal = node.shape, node.journal.text
+    geometry, journal = node.geometry, node.journal.text
     node.steps, node.lock.refusals = 0, 10_000
     unknown = errors.LayoutError("no layout 'x'", reason=reasons.Reason.UNKNOWN_CONFIG)
 
@@ -242,7 +242,7 @@ def test_an_unknown_layout_needs_neither_lock_nor_gpus_and_undoes_nothing(
         node.apply(unknown)
 
     assert node.clock.now_s == 0
-    assert (node.steps, node.shape, node.journal.text) == (0, shape, journal)
+    assert (node.steps, node.geometry, node.journal.text) == (0, geometry, journal)
 
 
 @pytest.mark.parametrize(
@@ -261,13 +261,13 @@ def test_a_rollback_that_needs_a_forbidden_reset_does_not_run(
     *,
     is_undone: bool,
 ) -> None:
-    before = node.shape
+    before = node.geometry
     assert node.kill_apply(layout, kind, number)
-    now = node.shape
+    now = node.geometry
     assert now != before
 
     with pytest.raises(errors.LayoutError, match=message):
         node.change_to("too-much", may_reset=False)
 
-    assert node.shape == (before if is_undone else now)
+    assert node.geometry == (before if is_undone else now)
     assert (node.journal.text is None) is is_undone

@@ -73,7 +73,7 @@ def test_an_invalid_or_unreadable_journal_is_set_aside(
 
 @pytest.mark.parametrize("refused", [{"write"}, {"read", "set_aside"}])
 def test_without_a_journal_nothing_is_changed(node: ApplyingNode, refused: set[str]) -> None:
-    before = node.shape
+    before = node.geometry
     node.journal.failing_operations = refused
 
     with pytest.raises(errors.UsageError) as caught:
@@ -81,7 +81,7 @@ def test_without_a_journal_nothing_is_changed(node: ApplyingNode, refused: set[s
 
     assert caught.value.own_remedy == "Run as root, or name another file with --journal-file."
     assert local_journal.RETRIED_LATER not in caught.value.message
-    assert node.shape == before
+    assert node.geometry == before
     assert node.steps == 0
 
 
@@ -138,7 +138,7 @@ def test_outdated_device_files_are_refreshed_by_the_next_apply(
     node.fail_always["refresh_files"] = failure
     with pytest.raises((errors.MigManagerError, strikes.Killed)):
         node.change_to("requested")
-    changed = node.shape
+    changed = node.geometry
 
     node.fail_always["refresh_files"] = no_files()
     with pytest.raises(errors.HostError, match=r"^nvidia-ctk failed; the next 'apply'"):
@@ -146,4 +146,4 @@ def test_outdated_device_files_are_refreshed_by_the_next_apply(
     node.fail_always.clear()
     assert not node.change_to(layout).is_changed
 
-    assert (node.shape, node.host.refreshes, node.journal.text) == (changed, 1, None)
+    assert (node.geometry, node.host.refreshes, node.journal.text) == (changed, 1, None)

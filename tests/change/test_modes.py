@@ -44,7 +44,7 @@ def test_mode_only_without_resets_leaves_the_mode_pending(
 ) -> None:
     """A persistence daemon uses the GPU, so the driver answers IN_USE."""
     node = ApplyingNode("one-off" if has_interrupted else "off")
-    before = node.shape[1]
+    before = node.geometry[1]
     layout = mode_of_first(node) if has_interrupted else node.layouts.layout("bare")
     node.driver.mode_waits = not is_in_use
 
@@ -60,7 +60,7 @@ def test_mode_only_without_resets_leaves_the_mode_pending(
 
     assert {gpu.pending_mode for gpu in node.gpus} == {model.MigMode.ENABLED}
     assert node.journal.text is None
-    assert (node.shape[1] == before) is has_interrupted
+    assert (node.geometry[1] == before) is has_interrupted
 
 
 def test_mode_only_reports_a_failure_on_another_gpu_as_such() -> None:
@@ -99,12 +99,12 @@ def test_mode_only_cancels_a_pending_change_to_the_other_mode(
         empty, *full = first.gpu_instances
         instances = (dataclasses.replace(empty, compute_instances=()), *full)
         node.gpus = (dataclasses.replace(first, gpu_instances=instances), *others)
-    before, mode = node.shape, node.gpus[0].current_mode
+    before, mode = node.geometry, node.gpus[0].current_mode
     (other,) = {*model.MigMode} - {mode}
     node.gpus = tuple(dataclasses.replace(gpu, pending_mode=other) for gpu in node.gpus)
 
     assert node.change_to(start, is_mode_only=True, may_reset=False).is_changed
-    assert node.shape == before
+    assert node.geometry == before
 
 
 @pytest.mark.parametrize(("boot_id", "is_restored"), [("boot-1", True), ("boot-0", False)])

@@ -23,7 +23,7 @@ def test_restore_returns_each_instance_to_its_placement(start: str) -> None:
 
     restored = node.restore(CHECKPOINT)
 
-    assert node.shape == THEN.shape
+    assert node.geometry == THEN.geometry
     assert restored.is_changed is (start != "split")
     assert node.journal.text is None
     assert node.lock.descriptions == ["restore checkpoint c.json"]
@@ -33,7 +33,7 @@ def test_restore_returns_each_instance_to_its_placement(start: str) -> None:
     node.restart_machine()
     back = node.boot()
     assert (back.layout, back.problems) == ("checkpoint c.json", ())
-    assert node.shape == THEN.shape
+    assert node.geometry == THEN.geometry
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_restoring_the_mode_alone_creates_no_instance() -> None:
 
     node.restore(CHECKPOINT, is_mode_only=True)
 
-    assert node.shape == [(model.MigMode.ENABLED, model.MigMode.ENABLED)] * 2
+    assert node.geometry == [(model.MigMode.ENABLED, model.MigMode.ENABLED)] * 2
 
 
 def test_restoring_the_mode_alone_verifies_no_instance() -> None:

@@ -102,7 +102,7 @@ def test_a_killed_change_is_finished_by_the_same_one(change: GpuChange) -> None:
     for node in kills(change):
         change.run(node)
 
-        assert node.shape == record(change).after.shape
+        assert node.geometry == record(change).after.geometry
         assert node.journal.text is None
         assert not node.lock.is_locked
 
@@ -123,9 +123,9 @@ def test_after_a_kill_any_layout_can_be_applied(change: GpuChange, again: str) -
 def test_after_a_kill_an_impossible_layout_restores_the_gpus(
     name: str, killed_rollbacks: int
 ) -> None:
-    before = record(APPLY_CHANGES[name]).before.shape
+    before = record(APPLY_CHANGES[name]).before.geometry
     for node in kills(APPLY_CHANGES[name]):
-        is_changed = node.shape != before
+        is_changed = node.geometry != before
         for again in range(1, 1 + killed_rollbacks):
             with node.kill_process(steps.Step, again), contextlib.suppress(errors.LayoutError):
                 node.change_to("too-much")
@@ -133,7 +133,7 @@ def test_after_a_kill_an_impossible_layout_restores_the_gpus(
         with pytest.raises(errors.LayoutError) as caught:
             node.change_to("too-much")
 
-        assert node.shape == before
+        assert node.geometry == before
         assert node.journal.text is None
         undone = f"the change to layout '{name}' was left unfinished and is undone now"
         assert killed_rollbacks or caught.value.message.endswith(undone) is is_changed
@@ -142,12 +142,12 @@ def test_after_a_kill_an_impossible_layout_restores_the_gpus(
 @pytest.mark.parametrize("change", RESTORE_CHANGES, ids=str)
 def test_after_a_kill_a_bad_checkpoint_changes_nothing(change: GpuChange) -> None:
     for node in kills(change):
-        shape, journal = node.shape, node.journal.text
+        geometry, journal = node.geometry, node.journal.text
 
         with pytest.raises(errors.CheckpointError):
             node.restore(CHECKPOINT[:-1])
 
-        assert (node.shape, node.journal.text) == (shape, journal)
+        assert (node.geometry, node.journal.text) == (geometry, journal)
 
 
 @pytest.mark.parametrize("change", CHANGES, ids=str)
@@ -161,5 +161,5 @@ def test_a_change_that_fails_at_any_step_is_undone(change: GpuChange) -> None:
         with pytest.raises(errors.HardwareError, match=r"in use; (the former instances|nothing)"):
             change.run(node)
 
-        assert node.shape == before.shape
+        assert node.geometry == before.geometry
         assert node.journal.text is None

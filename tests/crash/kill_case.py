@@ -56,7 +56,7 @@ def record(scenario: scenarios.Scenario) -> Recording:
 
 def _moments(scenario: scenarios.Scenario, start: stage.Start) -> tuple[str, ...]:
     with stage.CrashStage(scenario, start) as rig:
-        assert rig.geometry() == scenario.before
+        assert rig.devices_in_words() == scenario.before
         rig.label(scenario.layout)
         agent = rig.spawn()
         rig.wait(lambda: agent.has_served, f"the end of {scenario.name}")
@@ -178,7 +178,7 @@ def _problems_at_end(
 
 def _problems(rig: stage.CrashStage, downtime: Downtime) -> Iterable[str]:
     yield from _not_restored(rig)
-    labels, gpus = objects.labels(rig.node()), rig.geometry()
+    labels, gpus = objects.labels(rig.node()), rig.devices_in_words()
     end = labels.get(well_known.STATE_LABEL), labels.get(well_known.APPLIED_LABEL), gpus
     if end not in _allowed_ends(rig.scenario, downtime):
         yield f"the end {end}, status {dict(rig.status())}"

@@ -140,7 +140,7 @@ class CrashStage(agent_stage.AgentStage):
             for name, pod in self.ready_pods().items()
         )
 
-    def geometry(self) -> layout_table.Gpus:
+    def devices_in_words(self) -> layout_table.Gpus:
         """Return what the driver has on the GPUs, in the words of the scenarios."""
         return simulated_rig.devices_in_words(self.state)
 

@@ -58,7 +58,7 @@ class RunEnd(NamedTuple):
     """How a run ended, and how it left the node."""
 
     outcome: outcomes.Outcome
-    shape: tuple[simulated_rig.GpuShape, ...]
+    geometry: tuple[simulated_rig.GpuGeometry, ...]
     """Modes, instances, placements and what is inside them, from the driver itself."""
     remaining: list[str]  # the kinds of what a change left on the node; nothing, if all is well
 
@@ -146,7 +146,7 @@ class StruckNode:
         assert end.is_good
         described = simulated_rig.devices_in_words(self.state)
         assert described == layout_table.gpus_with(self.scenario.layout, len(described))
-        self.after = end.shape
+        self.after = end.geometry
         calls = nvml_faults.read_calls(self.state.path)
         self.state.log_calls(is_on=False)
         counts: collections.Counter[tuple[str, int | None]] = collections.Counter()

@@ -57,18 +57,18 @@ def check_reason(moment: nvml_node.Moment, code: int, end: nvml_node.RunEnd) -> 
 def check_gpus(node: nvml_node.StruckNode, answer: tuple[str, int], end: nvml_node.RunEnd) -> None:
     reason = end.outcome.reason
     if end.is_good:
-        assert answer == nvml_answers.NO_MIG or end.shape == node.after
+        assert answer == nvml_answers.NO_MIG or end.geometry == node.after
     elif reason is Reason.NOT_ALLOCATABLE:
         # The change was verified on the GPUs, or there was none.
-        assert end.shape in (node.before, node.after)
+        assert end.geometry in (node.before, node.after)
     else:
         is_hidden = reason is Reason.IN_USE and answer in nvml_answers.HIDING
-        assert is_hidden or end.shape == node.before
+        assert is_hidden or end.geometry == node.before
 
 
 def check_next(node: nvml_node.StruckNode) -> None:
     again = node.run_pipeline()
-    assert (again.is_good, again.shape, again.remaining) == (True, node.after, [])
+    assert (again.is_good, again.geometry, again.remaining) == (True, node.after, [])
 
 
 def fail_once(
@@ -156,7 +156,7 @@ def test_a_hung_call_is_abandoned_and_the_change_undone(
     for moment in dict.fromkeys((moments[0], moments[-1])):
         end = node.strike(moment, hang_s=600)
         assert end.outcome.reason is Reason.NVML_TIMEOUT, moment
-        assert (end.remaining, end.shape) == ([], node.before)
+        assert (end.remaining, end.geometry) == ([], node.before)
         check_next(node)
 
 

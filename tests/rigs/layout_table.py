@@ -85,8 +85,8 @@ def devices_by_gpu(gpus: Gpus) -> set[str]:
     return {f"{index}: {name}" for index, gpu in enumerate(gpus) for name in gpu.split()}
 
 
-def layout_of(gpus: Sequence[model.Gpu]) -> Gpus:
-    """Return the layout of observed GPUs in the words of the table."""
+def devices_in_words(gpus: Sequence[model.Gpu]) -> Gpus:
+    """Return what observed GPUs have, in the words of the table."""
     return tuple(map(_devices_of, gpus))
 
 

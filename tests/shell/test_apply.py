@@ -19,7 +19,7 @@ from tests.rigs.shell.shell_node import ShellNode
 @pytest.mark.slow
 def test_apply_refuses_instances_in_use_and_names_the_program(pair: ShellNode) -> None:
     pair.use("2g.10gb", gpu=1)
-    before = pair.shape
+    before = pair.geometry
     pair.state.log_calls()
 
     done = pair.run("apply", "requested", "--wait-for-idle", "0.1")
@@ -29,7 +29,7 @@ def test_apply_refuses_instances_in_use_and_names_the_program(pair: ShellNode) -
     assert "is in use by train (pid 4242, GPU instance " in done.err
     assert "waited 0.1 s" in done.err
     assert "nothing was changed" in done.err
-    assert pair.shape == before
+    assert pair.geometry == before
     assert not pair.journal.exists()
     called = {call.function for call in nvml_faults.read_calls(pair.path)}
     assert called
@@ -91,7 +91,7 @@ def test_a_device_of_an_idle_pod_is_kept_and_the_pod_named(
     node: ShellNode, kubelet: kubelet_rig.GrpcKubelet, argv: Sequence[str]
 ) -> None:
     checkpoint = node.path.with_name("requested.json")
-    before = node.shape
+    before = node.geometry
     if argv[0] != "apply":
         node_with_another_layout(node).run("checkpoint", "-f", str(checkpoint))
     (device,) = node.devices_of("2g.10gb")
@@ -101,7 +101,7 @@ def test_a_device_of_an_idle_pod_is_kept_and_the_pod_named(
     line += ["--pod-resources-socket", str(kubelet.path)]
 
     refused = node.run(*line)
-    shape = node.shape
+    geometry = node.geometry
     forced = node.run(*line, "--ignore-pods")
 
     words = " ".join(refused.err.split())
@@ -112,10 +112,10 @@ def test_a_device_of_an_idle_pod_is_kept_and_the_pod_named(
     )
     assert "nothing was changed" in words
     assert "label nvidia.com/mig.config" in words
-    assert shape == before
+    assert geometry == before
     assert not node.journal.exists()
     assert forced.status == 0, forced.err
-    assert node.shape != before
+    assert node.geometry != before
 
 
 def test_a_plan_warns_that_apply_would_refuse(
@@ -172,14 +172,14 @@ def test_a_silent_kubelet_is_a_refusal_and_a_missing_one_none_at_boot(
 ) -> None:
     monkeypatch.setattr(gpu_access, "_KUBELET_TIMEOUT_S", 0.2)
     node_with_another_layout(node)
-    before = node.shape
+    before = node.geometry
     with socket.socket(socket.AF_UNIX) as listener:
         arrange(listener, str(kubelet.path))
         refused = node.run(*argv, "--pod-resources-socket", str(kubelet.path))
 
     words = " ".join(refused.err.split())
     assert refused.status == is_refused, refused.err
-    assert (node.shape == before) == is_refused
+    assert (node.geometry == before) == is_refused
     assert ("kubelet does not report which pods" in words) == is_refused
     assert ("remedy: Start kubelet, or name its socket" in words) == is_refused
 
@@ -189,7 +189,7 @@ def test_rollback_without_placements_restores_all_instances(tmp_path: pathlib.Pa
     node = ShellNode(tmp_path, "2xA100-SXM4-40GB", active="small")
     missing = ("nvmlDeviceCreateGpuInstanceWithPlacement",)
     node.set_options(states.Options(absent_functions=missing))
-    before = node.shape
+    before = node.geometry
     node.state.add_fault(
         nvml_faults.Fault(
             function="nvmlGpuInstanceCreateComputeInstance*",
@@ -202,4 +202,4 @@ def test_rollback_without_placements_restores_all_instances(tmp_path: pathlib.Pa
 
     assert answer.status == 1
     assert "the former instances are restored" in answer.err
-    assert node.shape == before
+    assert node.geometry == before

@@ -32,14 +32,14 @@ KILLS = [("nvmlInit*", 2), ("nvmlGpuInstanceDestroy", 1), (CREATE, 2), ("nvmlShu
 def test_apply_after_a_kill_finishes_or_undoes_the_change(
     node: ShellNode, function: str, first: int, again: str
 ) -> None:
-    before = node.shape
+    before = node.geometry
     node.kill("apply", "requested", function=function, first=first)
 
     answer = node.run("apply", again)
 
     assert answer.status == (again == "too-much")
     assert node.run("assert", "before" if answer.status else again).status == 0
-    assert (node.shape == before) is (again == "too-much")
+    assert (node.geometry == before) is (again == "too-much")
     assert not node.journal.exists()
 
 
@@ -66,7 +66,7 @@ mig-configs:
 
 @pytest.mark.slow
 def test_a_hung_driver_times_out_and_the_change_is_rolled_back(node: ShellNode) -> None:
-    before = node.shape
+    before = node.geometry
     node.hang_in(CREATE)
 
     answer = node.run_process(
@@ -77,7 +77,7 @@ def test_a_hung_driver_times_out_and_the_change_is_rolled_back(node: ShellNode) 
     assert "nvmlDeviceCreateGpuInstanceWithPlacement on GPU 0 (GPU-" in answer.err
     assert "the GPU worker was killed" in answer.err
     assert "the former instances are restored" in answer.err
-    assert node.shape == before
+    assert node.geometry == before
     assert not node.journal.exists()
 
 
@@ -126,7 +126,7 @@ def test_apply_names_the_owner_of_the_lock(fresh: ShellNode) -> None:
         clock=host.SystemClock(),
         is_required=True,
     )
-    before = fresh.shape
+    before = fresh.geometry
     with other.hold("serve all-1g.5gb"):
         answer = fresh.run("apply", "requested", "--lock-timeout-s", "0")
 
@@ -134,7 +134,7 @@ def test_apply_names_the_owner_of_the_lock(fresh: ShellNode) -> None:
     assert f"mig-manager agent (pid {os.getpid()} on " in answer.err
     assert "serve all-1g.5gb, since " in answer.err
     assert "remedy: Wait for the other manager to finish" in answer.err
-    assert fresh.shape == before
+    assert fresh.geometry == before
 
 
 @pytest.mark.slow
@@ -172,17 +172,17 @@ def test_wait_for_idle_ends_with_the_program_or_at_a_signal(
     pair: ShellNode, number: signal.Signals | None
 ) -> None:
     client = pair.use("2g.10gb", gpu=1)
-    before = pair.shape
+    before = pair.geometry
     with pair.start("apply", "requested", "--wait-for-idle", "600") as process:
         assert process.stderr
         waits = next(line for line in process.stderr if "waiting up to 600 s" in line)
         assert "train (pid 4242" in waits
-        assert pair.shape == before
+        assert pair.geometry == before
         if number:
             process.send_signal(number)
         else:
             pair.state.remove_client(client)
         assert process.wait(120) == (-number if number else 0)
 
-    assert (pair.shape == before) is bool(number)
+    assert (pair.geometry == before) is bool(number)
     assert not pair.journal.exists()

@@ -43,9 +43,9 @@ def a100_node(tmp_path: pathlib.Path) -> ShellNode:
 @pytest.mark.slow
 def test_boot_restores_placements_and_a_second_run_does_nothing(tmp_path: pathlib.Path) -> None:
     node = node_with_layout(tmp_path, MIXED)
-    before, exported = node.shape, node.run("export", "--placements").out
+    before, exported = node.geometry, node.run("export", "--placements").out
     node.state.reboot()
-    assert node.shape != before
+    assert node.geometry != before
 
     first, second = node.run("boot"), node.run("boot")
 
@@ -54,7 +54,7 @@ def test_boot_restores_placements_and_a_second_run_does_nothing(tmp_path: pathli
     assert second.out == "Layout mixed is already active: nothing to do.\n"
     data = node.run("boot", "-o", "json").data
     assert (data["layout"], data["isChanged"], data["problems"]) == ("mixed", False, [])
-    assert (node.shape, node.run("export", "--placements").out) == (before, exported)
+    assert (node.geometry, node.run("export", "--placements").out) == (before, exported)
     assert not node.journal.exists()
 
 
@@ -100,7 +100,7 @@ def test_boot_restores_a_gpu_with_a_fault_and_resets_it_if_allowed(
     remaining: int,
     words: str,
 ) -> None:
-    before = a100_node.shape
+    before = a100_node.geometry
     a100_node.state.reboot()
     a100_node.state.fail_gpu(0, action=action)
     # As the unit's settings file does.
@@ -111,13 +111,13 @@ def test_boot_restores_a_gpu_with_a_fault_and_resets_it_if_allowed(
     assert (answer.status, answer.out) == (0, "Layout mixed is restored.\n"), answer.err
     assert words in " ".join(answer.err.split())
     assert [gpu.recovery_action for gpu in a100_node.state.read().gpus] == [remaining, 0]
-    assert a100_node.shape == before
+    assert a100_node.geometry == before
     assert not a100_node.journal.exists()
 
 
 @pytest.mark.slow
 def test_boot_resets_only_the_faulty_gpu_of_a_running_machine(a100_node: ShellNode) -> None:
-    before, kept = a100_node.shape, a100_node.state.read().gpus[1].instances
+    before, kept = a100_node.geometry, a100_node.state.read().gpus[1].instances
     a100_node.state.fail_gpu(0, action=GPU_RESET)
 
     answer = a100_node.run("boot", "--repair", "reset", "-o", "json")
@@ -125,7 +125,7 @@ def test_boot_resets_only_the_faulty_gpu_of_a_running_machine(a100_node: ShellNo
     assert answer.data["faults"] == []
     assert answer.data["isChanged"]
     assert a100_node.state.read().gpus[0].recovery_action == 0
-    assert a100_node.shape == before
+    assert a100_node.geometry == before
     assert a100_node.state.read().gpus[1].instances == kept
 
 
@@ -133,7 +133,7 @@ def test_boot_resets_only_the_faulty_gpu_of_a_running_machine(a100_node: ShellNo
 def test_a_repair_at_boot_that_fails_is_a_problem_and_keeps_the_layout(
     a100_node: ShellNode,
 ) -> None:
-    before = a100_node.shape
+    before = a100_node.geometry
     a100_node.state.add_client(
         a100_node.state.boards[0].uuid, name="dcgm", kind=states.ClientKind.MONITOR
     )
@@ -145,7 +145,7 @@ def test_a_repair_at_boot_that_fails_is_a_problem_and_keeps_the_layout(
     (problem,) = answer.data["problems"]
     assert "in use by dcgm" in problem
     assert [fault.partition(" needs ")[2] for fault in answer.data["faults"]]
-    assert a100_node.shape == before
+    assert a100_node.geometry == before
     assert not a100_node.journal.exists()
 
 
@@ -171,7 +171,7 @@ def test_the_wait_for_the_driver_can_be_ended_at_once(a100_node: ShellNode) -> N
 
 @pytest.mark.slow
 def test_boot_completes_its_change_before_a_signal_ends_it(a100_node: ShellNode) -> None:
-    before = a100_node.shape
+    before = a100_node.geometry
     a100_node.state.reboot()
     a100_node.state.add_fault(nvml_faults.Fault(function=CREATE, first=2, hang_s=1.5))
     with a100_node.start("boot") as process:
@@ -179,7 +179,7 @@ def test_boot_completes_its_change_before_a_signal_ends_it(a100_node: ShellNode)
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == -signal.SIGTERM
 
-    assert a100_node.shape == before
+    assert a100_node.geometry == before
     assert not a100_node.journal.exists()
 
 
@@ -200,10 +200,10 @@ def test_boot_keeps_a_mode_that_apply_left_to_the_reboot(
     assert "its MIG mode waited for this boot" in answer.err
     assert all(gpu.is_enabled and gpu.is_pending for gpu in node.state.read().gpus)
     assert node.run("apply", "small").status == 0
-    before = node.shape
+    before = node.geometry
     node.state.reboot()
     assert node.run("boot").status == 0
-    assert node.shape == before
+    assert node.geometry == before
 
 
 @pytest.mark.slow
@@ -217,14 +217,14 @@ def test_boot_keeps_a_pending_mode_through_a_later_apply_for_another_gpu(
     assert node.run("apply", "second").status == 0
     assert node.run("apply", "first", "-ms").status == 0
     assert node.run("apply", "second").status == 0
-    second = node.shape[1]
+    second = node.geometry[1]
     node.state.reboot()
 
     answer = node.run("boot")
 
     assert "its MIG mode waited for this boot" in answer.err
     assert [gpu.is_enabled and gpu.is_pending for gpu in node.state.read().gpus] == [True, True]
-    assert node.shape[1] == second
+    assert node.geometry[1] == second
 
 
 @pytest.mark.slow

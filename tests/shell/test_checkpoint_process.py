@@ -24,7 +24,7 @@ class CheckpointedNode(ShellNode):
     def __init__(self, folder: pathlib.Path, spec: str) -> None:
         super().__init__(folder, spec, layouts=LAYOUTS, active="then")
         self.file = folder / "checkpoint.json"
-        self.before = self.shape
+        self.before = self.geometry
         answer = self.run("checkpoint", "-f", str(self.file))
         assert (answer.status, answer.out) == (
             0,
@@ -46,7 +46,7 @@ def test_after_a_reboot_the_identical_placements_come_back(
     checkpointed_node = CheckpointedNode(tmp_path, spec)
     text = checkpointed_node.file.read_bytes()
     checkpointed_node.state.reboot()
-    assert checkpointed_node.shape != checkpointed_node.before
+    assert checkpointed_node.geometry != checkpointed_node.before
 
     restored = checkpointed_node.run(*checkpointed_node.argv)
 
@@ -54,7 +54,7 @@ def test_after_a_reboot_the_identical_placements_come_back(
         0,
         "MIG configuration restored successfully\n",
     ), restored.err
-    assert checkpointed_node.shape == checkpointed_node.before
+    assert checkpointed_node.geometry == checkpointed_node.before
     checkpointed_node.run("checkpoint", "-f", str(checkpointed_node.file))
     assert checkpointed_node.file.read_bytes() == text
     again = checkpointed_node.run(*checkpointed_node.argv)

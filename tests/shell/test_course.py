@@ -40,7 +40,7 @@ def accept(node: shell_node.ShellNode, *options: str) -> commandline.Answer:
 def test_the_course_over_the_simulated_driver_finds_no_difference(
     node: shell_node.ShellNode,
 ) -> None:
-    before = node.shape
+    before = node.geometry
     file = node.path.with_name("found.json")
     slow = nvml_faults.Fault(function="nvmlGpuInstanceDestroy", first=5, hang_s=0.4)
     node.state.add_fault(slow)
@@ -57,7 +57,7 @@ def test_the_course_over_the_simulated_driver_finds_no_difference(
     destroyed = called["nvmlGpuInstanceDestroy"]
     assert destroyed["longestMs"] >= slow.hang_s * 1000 > destroyed["medianMs"]
     assert node.state.boards[0].uuid not in file.read_text("utf-8")
-    assert node.shape == before
+    assert node.geometry == before
     assert not node.journal.exists()
 
 
@@ -76,7 +76,7 @@ def test_the_course_over_the_simulated_driver_finds_no_difference(
 def test_after_kill_9_a_restore_leaves_the_gpu_as_before(
     node: shell_node.ShellNode, tmp_path: pathlib.Path, function: str, first: int
 ) -> None:
-    before = node.shape
+    before = node.geometry
     checkpoint = str(tmp_path / "before.json")
     state = ("--simulate-state", str(node.path))
     assert commandline.run(("checkpoint", "-f", checkpoint, *state), {}).status == 0
@@ -87,13 +87,13 @@ def test_after_kill_9_a_restore_leaves_the_gpu_as_before(
     answer = commandline.run(("restore", "-f", checkpoint, *state), {})
 
     assert answer.status == 0, answer.err
-    assert node.shape == before
+    assert node.geometry == before
     assert not node.journal.exists()
 
 
 @pytest.mark.slow
 def test_a_mode_that_stays_pending_is_named_and_cancelled(node: shell_node.ShellNode) -> None:
-    before = node.shape
+    before = node.geometry
     virtual = model.Virtualization.PASSTHROUGH
     node.set_options(states.Options(virtualization=virtual))
 
@@ -102,14 +102,14 @@ def test_a_mode_that_stays_pending_is_named_and_cancelled(node: shell_node.Shell
     (entry,) = answer.data["differences"]
     assert (entry["subject"], entry["what"]) == ("course", "enable MIG mode")
     assert entry["actual"].startswith("RebootRequired")
-    assert node.shape == before
+    assert node.geometry == before
 
 
 @pytest.mark.slow
 def test_a_course_with_cuda_names_what_the_loaded_library_refuses(
     node: shell_node.ShellNode, tmp_path: pathlib.Path
 ) -> None:
-    before = node.shape
+    before = node.geometry
     refused = "1g.6gb+me at 2:1"
     create = "nvmlDeviceCreateGpuInstanceWithPlacement"
     node.state.add_fault(nvml_faults.Fault(function=create, first=14, code=UNKNOWN))
@@ -129,7 +129,7 @@ def test_a_course_with_cuda_names_what_the_loaded_library_refuses(
     (entry,) = answer.data["differences"]
     assert (entry["subject"], entry["what"], entry["effect"]) == ("course", refused, "changes")
     assert entry["actual"] == f"NvmlError: {create} answered {UNKNOWN}"
-    assert node.shape == before
+    assert node.geometry == before
     assert node.state.read().clients == ()
 
 
@@ -182,18 +182,18 @@ def test_a_gpu_in_use_or_not_confirmed_is_refused(
 ) -> None:
     assert callable(prepare)
     prepare(node)
-    before = node.shape
+    before = node.geometry
 
     answer = accept(node, *options)
 
     assert answer.status == status
     assert message in " ".join(answer.err.split())
-    assert node.shape == before
+    assert node.geometry == before
 
 
 @pytest.mark.slow
 def test_a_gpu_of_a_pod_is_refused(node: shell_node.ShellNode) -> None:
-    before = node.shape
+    before = node.geometry
     uuid = node.state.boards[0].uuid
     with kubelet_rig.a_kubelet() as kubelet:
         kubelet.pods = [kubelet_rig.pod("train", kubelet_rig.devices("nvidia.com/gpu", uuid))]
@@ -203,12 +203,12 @@ def test_a_gpu_of_a_pod_is_refused(node: shell_node.ShellNode) -> None:
 
     assert answer.status == 1
     assert "the change destroys or resets: ns/train (GPU 0)" in " ".join(answer.err.split())
-    assert node.shape == before
+    assert node.geometry == before
 
 
 @pytest.mark.slow
 def test_the_question_names_the_changes_and_no_changes_nothing(node: shell_node.ShellNode) -> None:
-    before = node.shape
+    before = node.geometry
     line = ("acceptance", "--change-gpu", node.state.boards[0].uuid)
     arguments = [*line, "--simulate-state", str(node.path)]
 
@@ -217,4 +217,4 @@ def test_the_question_names_the_changes_and_no_changes_nothing(node: shell_node.
     assert answer.status == 2
     assert "the driver resets the GPU twice" in answer.err
     assert "not confirmed; nothing was changed" in answer.err
-    assert node.shape == before
+    assert node.geometry == before

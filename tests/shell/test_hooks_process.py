@@ -19,7 +19,7 @@ class HookedNode(ShellNode):
         super().__init__(folder, "1xA100-SXM4-40GB")
         self.folder = folder
         self.file = folder / "hooks.yaml"
-        self.before = self.shape
+        self.before = self.geometry
         self.write()
 
     def write(self, *, at: str = "", script: str = "") -> None:
@@ -105,7 +105,7 @@ def test_failed_hook_is_reported_with_its_printable_output(hooked_node: HookedNo
     assert "stdout=first" in answer.err
     assert not {"\033", "\007"} & set(answer.err)
     # What a failure costs at each point is tested in memory.
-    assert hooked_node.shape == hooked_node.before
+    assert hooked_node.geometry == hooked_node.before
 
 
 def test_failed_hook_is_reported_once(hooked_node: HookedNode) -> None:
@@ -135,7 +135,7 @@ def test_a_signal_ends_the_running_hook_and_rolls_back(
     assert "Traceback" not in stderr
     assert f"mig-manager: ended by {number.name}" in stderr
     assert hooked_node.ran[-1] == "apply-exit"
-    assert hooked_node.shape == hooked_node.before
+    assert hooked_node.geometry == hooked_node.before
     assert not hooked_node.journal.exists()
 
 

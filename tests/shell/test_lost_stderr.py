@@ -37,14 +37,14 @@ SELDOM = [
 @pytest.mark.slow
 @pytest.mark.parametrize("way", [*OFTEN, *SELDOM])
 def test_failed_change_is_rolled_back_before_output(node: ShellNode, way: str) -> None:
-    before = node.shape
+    before = node.geometry
     node.state.add_fault(nvml_faults.Fault(function=CREATE, first=2, code=999))
 
     with lost_stderr.WAYS[way]() as stderr:
         failed = run_process(node, "apply", "requested", "--debug", stderr=stderr)
 
     assert (failed.returncode, failed.stdout) == (1, "")
-    assert node.shape == before
+    assert node.geometry == before
     assert not node.journal.exists()
 
 

@@ -22,14 +22,14 @@ LOSE_AT_ROLLBACK = nvml_faults.Fault(function=CREATE, gpu=LOST, first=8, loses_g
 """After the seven creations of the change."""
 
 
-def shapes(state: nvml_faults.SharedState) -> list[tuple[bool, int]]:
+def modes_and_counts(state: nvml_faults.SharedState) -> list[tuple[bool, int]]:
     """Return MIG mode and number of instances of each GPU."""
     gpus = state.read().gpus
     return [(gpu.is_enabled, len(gpu.instances)) for gpu in gpus]
 
 
 def of_others(state: nvml_faults.SharedState) -> set[tuple[bool, int]]:
-    return {shape for index, shape in enumerate(shapes(state)) if index != LOST}
+    return {each for index, each in enumerate(modes_and_counts(state)) if index != LOST}
 
 
 @pytest.fixture
@@ -105,7 +105,11 @@ def test_a_layout_that_names_the_lost_gpu_fails_for_it_and_touches_nothing(
 
     assert node.state.read().gpus == before
     assert node.run("apply", "names-others").status == 0
-    assert [shapes(node.state)[index] for index in (0, 1, 7)] == [(True, 7), (True, 2), (True, 7)]
+    assert [modes_and_counts(node.state)[index] for index in (0, 1, 7)] == [
+        (True, 7),
+        (True, 2),
+        (True, 7),
+    ]
 
 
 @pytest.mark.slow
@@ -171,9 +175,9 @@ def test_gpu_lost_in_the_rollback_stays_in_the_journal(
 
     # With the GPU back, the next change leads back to what it had before the first one.
     node.state.return_gpu(LOST)
-    assert shapes(node.state)[LOST] == (True, 0)
+    assert modes_and_counts(node.state)[LOST] == (True, 0)
     assert node.run("apply", layout).status == status
-    assert shapes(node.state)[LOST] == (True, 2)
+    assert modes_and_counts(node.state)[LOST] == (True, 2)
     assert not node.journal.exists()
 
 
@@ -187,7 +191,7 @@ def test_a_layout_for_all_gpus_replaces_the_journal_of_a_lost_one(
 
     assert not node.journal.exists()
     node.state.return_gpu(LOST)
-    assert shapes(node.state)[LOST] == (True, 0)
+    assert modes_and_counts(node.state)[LOST] == (True, 0)
 
 
 @pytest.mark.slow
@@ -199,5 +203,5 @@ def test_boot_restores_the_former_instances_of_a_lost_gpu(node: shell_node.Shell
     answer = node.run("boot")
 
     assert answer.status == 0, answer.err
-    assert shapes(node.state)[LOST] == (True, 2)
+    assert modes_and_counts(node.state)[LOST] == (True, 2)
     assert of_others(node.state) == {(True, 7)}

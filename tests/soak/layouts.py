@@ -66,7 +66,7 @@ UNKNOWN = "no-such-layout"
 BROKEN = "version: v1\nmig-configs: {a: [\n"
 
 
-def layout_of(products: Sequence[str], picks: Sequence[int]) -> Layout:
+def picked_layout(products: Sequence[str], picks: Sequence[int]) -> Layout:
     """Return the layout that numbers choose for these GPUs; it has one GPU at least."""
     choices: list[GpuChoice | None] = []
     for product, pick in zip(products, picks, strict=False):

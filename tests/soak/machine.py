@@ -75,11 +75,11 @@ class Soak(stateful.RuleBasedStateMachine):
         self.heals = heals
         self.products = [board.product.key for board in self.rig.state.boards]
         self.layouts = {
-            name: layouts.layout_of(self.products, seed)
+            name: layouts.picked_layout(self.products, seed)
             for name, seed in zip(layouts.NAMES, seeds, strict=True)
         }
         self.configs = fakes.FakeConfig(layouts.document(self.layouts))
-        self.before: list[set[simulated_rig.GpuShape]] = [set() for _ in self.products]
+        self.before: list[set[simulated_rig.GpuGeometry]] = [set() for _ in self.products]
         """How each GPU may be after a change that failed."""
         self._remember()
         COUNTS["nodes"] += 1
@@ -122,7 +122,7 @@ class Soak(stateful.RuleBasedStateMachine):
         if sum(seed) % 3 == 0:
             self._write(layouts.BROKEN)
             self._serve([])
-        self.layouts[name] = layouts.layout_of(self.products, seed)
+        self.layouts[name] = layouts.picked_layout(self.products, seed)
         self._write(layouts.document(self.layouts))
         self._serve([])
 
@@ -269,7 +269,7 @@ class Soak(stateful.RuleBasedStateMachine):
         self.rig.remove_obstacles()
         name = next((n for n, lay in self.layouts.items() if layouts.is_feasible(lay)), "a")
         if not layouts.is_feasible(self.layouts[name]):
-            self.layouts[name] = layouts.layout_of(self.products, (0, 0, 0))
+            self.layouts[name] = layouts.picked_layout(self.products, (0, 0, 0))
         self._write(layouts.document(self.layouts))
         # For the request from before its start the agent evicts no pod.
         self.take_the_label_away()
@@ -393,14 +393,14 @@ class Soak(stateful.RuleBasedStateMachine):
         is_reported = any(words in text for words in ROLLBACK_FAILED_TEXTS for text in messages)
         COUNTS["not undone, as reported"] += is_reported
         excused = self._hindered_gpus() if is_reported else frozenset()
-        for index, shape in enumerate(simulated_rig.geometry(self.rig.state)):
+        for index, geometry in enumerate(simulated_rig.geometry(self.rig.state)):
             is_requested = any(
                 not self._differences((*(None,) * index, layout[index]))
                 for layout in self.tried_layouts
             )
-            if not is_requested and not self._was_before(index, shape):
+            if not is_requested and not self._was_before(index, geometry):
                 struck = self.rig.script.struck
-                assert index in excused, (index, shape, messages, self.step, struck)
+                assert index in excused, (index, geometry, messages, self.step, struck)
                 COUNTS["GPUs not undone"] += 1
         if self._remember(is_undone=not is_reported):
             self.tried_layouts.clear()
@@ -413,24 +413,24 @@ class Soak(stateful.RuleBasedStateMachine):
         """
         now = simulated_rig.geometry(self.rig.state)
         is_all = is_undone and well_known.JOURNAL_ANNOTATION not in self.rig.node.annotations
-        for shapes, shape in zip(self.before, now, strict=True):
+        for earlier, geometry in zip(self.before, now, strict=True):
             if is_all:
-                shapes.clear()
-            shapes.add(shape)
+                earlier.clear()
+            earlier.add(geometry)
         return is_all
 
-    def _was_before(self, index: int, shape: simulated_rig.GpuShape) -> bool:
+    def _was_before(self, index: int, geometry: simulated_rig.GpuGeometry) -> bool:
         """Return whether a GPU has what it had, and beside that only what others made.
 
         Where others made something in the place of what it had, that cannot be back; and MIG stays
         on for what they made.
         """
-        now = shape.instances
+        now = geometry.instances
         foreign = {instance for number, instance in self.foreign if number == index}
         for former in self.before[index]:
             was = former.instances
             free = {a for a in was if not any(a[0].overlaps(b[0]) for b in foreign & now)}
-            if (shape[:2] == former[:2] or foreign & now) and free <= now <= was | foreign:
+            if (geometry[:2] == former[:2] or foreign & now) and free <= now <= was | foreign:
                 return True
         return False
 

@@ -119,7 +119,7 @@ class _Explorer:
                 self._row.count(is_struck=True)
                 self._writes += 1
                 # The journal is read when the agent starts, and again under the lock.
-                unread = None if number > 2 else layout_table.layout_of(play.rig.gpus)
+                unread = None if number > 2 else layout_table.devices_in_words(play.rig.gpus)
                 disturbed = Disturbed(self._change, gpus_if_journal_unread=unread)
                 self._check_end(forked, outcome, write.ends(disturbed))
 

@@ -26,7 +26,7 @@ def problems_at_rest(
         if play.request_key[0] is None and rig.driver.lost:
             return []  # No repair follows, and the instances wait for this GPU.
         return [f"no end after {MAX_PAUSES} pauses"]
-    labels, gpus = rig.node.labels, layout_table.layout_of(rig.gpus)
+    labels, gpus = rig.node.labels, layout_table.devices_in_words(rig.gpus)
     problems = [*play.problems]
     state, applied = labels.get(well_known.STATE_LABEL), labels.get(well_known.APPLIED_LABEL)
     if not any(_is_end(play, NodeEnd(state, applied, gpus), each) for each in node_ends):
@@ -75,7 +75,7 @@ def _not_restored(play: PlayedChange) -> Iterator[str]:
 
 def misnaming_problems(play: PlayedChange) -> Iterator[str]:
     """Yield a problem if the label names a layout that is not active."""
-    change, gpus = play.change, layout_table.layout_of(play.rig.gpus)
+    change, gpus = play.change, layout_table.devices_in_words(play.rig.gpus)
     layouts = {change.was: change.before, change.layout: change.after, None: gpus}
     applied = play.rig.node.labels.get(well_known.APPLIED_LABEL)
     if layouts[applied] != gpus:

@@ -65,7 +65,7 @@ def key_of(rig: node_rig.NodeRig) -> Hashable:
         _as_key(rig),
         *(rig.node.status.get(name) for name in ("config", "configHash", "state", "phase")),
         rig.node.annotations.get(well_known.JOURNAL_ANNOTATION),
-        layout_table.layout_of(rig.gpus),
+        layout_table.devices_in_words(rig.gpus),
         tuple(gpu.awaits_reset for gpu in rig.gpus),
         tuple(uuid for gpu in rig.gpus for uuid in gpu.mig_uuids),
         tuple(pods),

@@ -65,7 +65,7 @@ class PlayedChange:
         rig = change.make()
         play = cls(change, rig, fakes.FakeConfig(agents.CONFIG))
         play.request(change.layout, change.custom)
-        assert layout_table.layout_of(rig.gpus) == change.before
+        assert layout_table.devices_in_words(rig.gpus) == change.before
         play.pods = {uid: pod.name for uid, pod in rig.pods.items() if devices_of(rig, uid)}
         rig.owner.deploy_labels = unrestored.deploy_labels(rig.node.labels)
         return play
@@ -124,7 +124,7 @@ class PlayedChange:
     def kill(self) -> None:
         """Kill the agent's process."""
         self.is_dead = True
-        instances = layout_table.devices_by_gpu(layout_table.layout_of(self.rig.gpus))
+        instances = layout_table.devices_by_gpu(layout_table.devices_in_words(self.rig.gpus))
         self.remnants = frozenset(each.translate(_WITHOUT_PARENTHESES) for each in instances)
         journal = self.rig.node.annotations.get(well_known.JOURNAL_ANNOTATION) or ""
         self.was_about_to_evict |= '"hasEvicted": true' in journal

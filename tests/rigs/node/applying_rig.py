@@ -78,7 +78,7 @@ class ApplyingNode(node_rig.NodeRig):
         return journals.Journal.from_json(self.journal.text or "")
 
     @property
-    def shape(self) -> list[object]:
+    def geometry(self) -> list[object]:
         """What a rollback restores."""
         return list(gpu_values.geometry(self.gpus).values())
 
@@ -146,7 +146,7 @@ class ApplyingNode(node_rig.NodeRig):
 
     def has(self, name: str) -> bool:
         """Return whether the GPUs have exactly what a layout lists; the planner is not asked."""
-        devices, gpus = _DEVICES[name], layout_table.layout_of(self.gpus)
+        devices, gpus = _DEVICES[name], layout_table.devices_in_words(self.gpus)
         listed = (devices,) * len(gpus) if isinstance(devices, str) else devices
         counts = [*map(layout_table.counts, gpus[: len(listed)])]
         return counts == [*map(layout_table.counts, listed)]
@@ -208,7 +208,7 @@ mig-configs:
         super().__init__("off", product=product, document=config.parse(text, source="x.yaml"))
         self.change_to("mixed")
         self.steps = 0
-        self.before = self.shape
+        self.before = self.geometry
 
     def reboot(self) -> None:
         self.restart_machine()
@@ -216,7 +216,7 @@ mig-configs:
         self.notes.clear()
 
     def is_restored(self) -> bool:
-        return self.shape == self.before and self.journal.text is None
+        return self.geometry == self.before and self.journal.text is None
 
 
 def is_creation(step: steps.Step) -> bool:

@@ -16,7 +16,7 @@ from tests.rigs.node import agents, fake_cluster, fakes, gpu_values, node_rig, u
 
 def has_layout(rig: node_rig.NodeRig, layout: str) -> bool:
     """Return whether the GPUs have exactly what a layout lists, and no mode is pending."""
-    gpus, desired = layout_table.layout_of(rig.gpus), layout_table.gpus_with(layout)
+    gpus, desired = layout_table.devices_in_words(rig.gpus), layout_table.gpus_with(layout)
     return [*map(layout_table.counts, gpus)] == [*map(layout_table.counts, desired)]
 
 

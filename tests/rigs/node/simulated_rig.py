@@ -26,7 +26,7 @@ class Instance(NamedTuple):
     """Profile and placement of each compute instance."""
 
 
-class GpuShape(NamedTuple):
+class GpuGeometry(NamedTuple):
     """What a rollback restores of a GPU."""
 
     is_enabled: bool
@@ -34,10 +34,10 @@ class GpuShape(NamedTuple):
     instances: frozenset[Instance]
 
 
-def geometry(state: nvml_faults.SharedState) -> tuple[GpuShape, ...]:
+def geometry(state: nvml_faults.SharedState) -> tuple[GpuGeometry, ...]:
     """Return what the driver itself has on each GPU."""
     return tuple(
-        GpuShape(
+        GpuGeometry(
             gpu.is_enabled,
             gpu.is_pending,
             frozenset(

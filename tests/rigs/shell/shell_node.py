@@ -98,7 +98,7 @@ class ShellNode:
         return any(armed.strikes for armed in self.state.faults())
 
     @property
-    def shape(self) -> list[object]:
+    def geometry(self) -> list[object]:
         return [*simulated_rig.geometry(self.state)]
 
     def devices_of(self, profile: str, *, gpu: int = 0) -> list[str]:

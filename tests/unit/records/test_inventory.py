@@ -58,7 +58,7 @@ def test_gpus_of_every_product_round_trip_in_five_kilobytes(product: hardware.Pr
 def test_a_plan_from_the_inventory_equals_the_plan_from_the_gpus(
     before: dict[str, int], after: dict[str, int]
 ) -> None:
-    def shape(gpus: tuple[model.Gpu, ...]) -> object:
+    def planned_steps(gpus: tuple[model.Gpu, ...]) -> object:
         try:
             plan = planner.plan(gpus, {gpus[0].uuid: samples.desired_gpu(after)})
             # Ids of instances are not published.
@@ -71,7 +71,7 @@ def test_a_plan_from_the_inventory_equals_the_plan_from_the_gpus(
         # What does not fit is not there before.
         gpus = gpu_values.with_desired(gpus, samples.desired_gpu(before))
 
-    assert shape(inventory_codec.from_json(inventory_codec.to_json(gpus))) == shape(gpus)
+    assert planned_steps(inventory_codec.from_json(inventory_codec.to_json(gpus))) == planned(gpus)
 
 
 def test_an_unreachable_gpu_is_published_and_comes_back_beside_the_others() -> None:
