@@ -2,10 +2,10 @@
 
 import pytest
 
-from tests.rigs.node import applying_rig
+from tests.rigs.node import local_rig
 
 
 @pytest.fixture
-def node() -> applying_rig.ApplyingNode:
+def node() -> local_rig.LocalNode:
     """Return a node with an active layout."""
-    return applying_rig.ApplyingNode()
+    return local_rig.LocalNode()

@@ -5,9 +5,9 @@ from typing import TypeVar
 import pytest
 
 from mig_manager import errors
-from tests.rigs.node import applying_rig
+from tests.rigs.node import local_rig
 
-_Node = TypeVar("_Node", bound=applying_rig.ApplyingNode)
+_Node = TypeVar("_Node", bound=local_rig.LocalNode)
 
 
 def fork(node: _Node) -> _Node:
@@ -24,7 +24,7 @@ def fork_at_kill(node: _Node) -> _Node:
     return dead
 
 
-def refuse(node: applying_rig.ApplyingNode, match: str = "is undone now") -> None:
+def refuse(node: local_rig.LocalNode, match: str = "is undone now") -> None:
     """Ask for an impossible layout, which undoes what was left unfinished."""
     with pytest.raises(errors.LayoutError, match=match):
         node.change_to("too-much")

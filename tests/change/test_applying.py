@@ -9,10 +9,10 @@ from mig_manager.change import apply as applying
 from mig_manager.change import transaction
 from mig_manager.core import steps, timing
 from tests.rigs.node import fakes
-from tests.rigs.node.applying_rig import ApplyingNode, first_only, is_creation
+from tests.rigs.node.local_rig import LocalNode, first_only, is_creation
 
 
-def test_apply_waits_for_another_manager_until_a_deadline(node: ApplyingNode) -> None:
+def test_apply_waits_for_another_manager_until_a_deadline(node: LocalNode) -> None:
     node.lock.refusals = 10_000
     with pytest.raises(errors.LockedError, match="agent; waited 30 s for it to finish"):
         node.change_to("requested")
@@ -40,7 +40,7 @@ def test_a_lock_that_is_met_during_the_work_is_not_waited_for() -> None:
     assert clock.now_s == 0
 
 
-def apply_with_retries(node: ApplyingNode) -> None:
+def apply_with_retries(node: LocalNode) -> None:
     """Apply a layout, and retry for a while what the driver refuses as in use."""
     deps = dataclasses.replace(node.deps, in_use_timeout_s=30.0)
     applying.apply(deps, lambda: node.layouts.layout("requested"))
@@ -48,7 +48,7 @@ def apply_with_retries(node: ApplyingNode) -> None:
 
 @pytest.mark.parametrize("kind", [steps.DestroyComputeInstance, steps.CreateComputeInstance])
 def test_step_refused_as_in_use_is_retried(kind: type[steps.Step]) -> None:
-    node = ApplyingNode(count=1)
+    node = LocalNode(count=1)
     node.refuses_step = first_only(lambda step: isinstance(step, kind))
 
     apply_with_retries(node)
@@ -57,7 +57,7 @@ def test_step_refused_as_in_use_is_retried(kind: type[steps.Step]) -> None:
 
 
 def test_a_pod_admitted_while_instances_are_in_use_keeps_its_device() -> None:
-    node = ApplyingNode(count=1)
+    node = LocalNode(count=1)
     before, devices = node.geometry, frozenset(node.gpus[0].mig_uuids)
     node.refuses_step = first_only(lambda _step: bool(node.pods.add("train", devices=devices)))
     pods = "in use; pods have devices that the change destroys or resets: default/train"
@@ -76,7 +76,7 @@ def test_a_pod_admitted_while_instances_are_in_use_keeps_its_device() -> None:
     ],
 )
 def test_a_rollback_pauses_between_its_attempts(
-    node: ApplyingNode, reason: reasons.Reason, expected: list[float]
+    node: LocalNode, reason: reasons.Reason, expected: list[float]
 ) -> None:
     ends: list[float] = []
     pauses: list[float] = []

@@ -8,10 +8,10 @@ from mig_manager import errors, reasons
 from mig_manager.core import model, steps
 from tests.change.forks import refuse
 from tests.rigs.node import samples, strikes
-from tests.rigs.node.applying_rig import ApplyingNode, first_only, is_creation
+from tests.rigs.node.local_rig import LocalNode, first_only, is_creation
 
 
-def with_foreign(node: ApplyingNode, start: int) -> model.Placement:
+def with_foreign(node: LocalNode, start: int) -> model.Placement:
     """Create an instance of one slice on the first GPU, as another program does."""
     first, *others = node.gpus
     (foreign,) = samples.gpu(samples.A100, f"1g.5gb@{start}").gpu_instances
@@ -20,7 +20,7 @@ def with_foreign(node: ApplyingNode, start: int) -> model.Placement:
     return foreign.placement
 
 
-def test_rollback_keeps_and_names_an_instance_missed_before(node: ApplyingNode) -> None:
+def test_rollback_keeps_and_names_an_instance_missed_before(node: LocalNode) -> None:
     """One observation misses it, as on a driver that lists too few."""
     listed = node.gpus
     place = with_foreign(node, start=2)
@@ -51,7 +51,7 @@ def test_rollback_keeps_and_names_an_instance_missed_before(node: ApplyingNode) 
     assert node.has("other")
 
 
-def test_rollback_keeps_an_instance_created_during_the_change(node: ApplyingNode) -> None:
+def test_rollback_keeps_an_instance_created_during_the_change(node: LocalNode) -> None:
     node.refuses_step = first_only(lambda step: is_creation(step) and bool(with_foreign(node, 3)))
 
     with pytest.raises(errors.HardwareError, match=r"1g\.5gb at 3:1 on GPU 0 is new") as caught:
@@ -62,7 +62,7 @@ def test_rollback_keeps_an_instance_created_during_the_change(node: ApplyingNode
     assert node.journal.text is not None
 
 
-def test_after_a_kill_only_what_the_change_created_is_removed(node: ApplyingNode) -> None:
+def test_after_a_kill_only_what_the_change_created_is_removed(node: LocalNode) -> None:
     before = node.geometry
     assert node.kill_apply("requested", steps.CreateComputeInstance)
     place = with_foreign(node, start=3)
@@ -81,7 +81,7 @@ def test_after_a_kill_only_what_the_change_created_is_removed(node: ApplyingNode
     assert node.journal.text is None
 
 
-def test_a_stale_plan_is_abandoned_before_its_first_step(node: ApplyingNode) -> None:
+def test_a_stale_plan_is_abandoned_before_its_first_step(node: LocalNode) -> None:
     geometries: list[object] = []
 
     def make_stale() -> None:
@@ -99,7 +99,7 @@ def test_a_stale_plan_is_abandoned_before_its_first_step(node: ApplyingNode) -> 
     assert node.has("small")
 
 
-def test_stale_plan_beside_an_older_change_keeps_foreign_instances(node: ApplyingNode) -> None:
+def test_stale_plan_beside_an_older_change_keeps_foreign_instances(node: LocalNode) -> None:
     assert node.kill_apply("requested", steps.CreateComputeInstance)
     created: list[model.Placement] = []
     strikes.act_once(
@@ -116,7 +116,7 @@ def test_stale_plan_beside_an_older_change_keeps_foreign_instances(node: Applyin
     assert node.journal.text is not None
 
 
-def test_refused_change_keeps_instances_in_use_of_an_interrupted_one(node: ApplyingNode) -> None:
+def test_refused_change_keeps_instances_in_use_of_an_interrupted_one(node: LocalNode) -> None:
     assert node.kill_apply("requested", steps.CreateComputeInstance)
     interrupted = node.geometry
     node.driver.clients = "train (pid 7)"
@@ -129,7 +129,7 @@ def test_refused_change_keeps_instances_in_use_of_an_interrupted_one(node: Apply
     refuse(node)
 
 
-def test_refused_undo_forgets_instances_that_were_never_created(node: ApplyingNode) -> None:
+def test_refused_undo_forgets_instances_that_were_never_created(node: LocalNode) -> None:
     assert node.kill_apply("small", steps.CreateComputeInstance)
     node.driver.clients = "train (pid 7)"
     refuse(node, "in use by train")
@@ -141,7 +141,7 @@ def test_refused_undo_forgets_instances_that_were_never_created(node: ApplyingNo
     assert place in {gi.placement for gi in node.gpus[0].gpu_instances}
 
 
-def test_rollback_checks_users_again_after_a_stale_plan(node: ApplyingNode) -> None:
+def test_rollback_checks_users_again_after_a_stale_plan(node: LocalNode) -> None:
     first, _ = node.gpus
     assert node.kill_apply("requested", steps.CreateComputeInstance, 3)
     _, second = node.gpus
@@ -159,7 +159,7 @@ def test_rollback_checks_users_again_after_a_stale_plan(node: ApplyingNode) -> N
     assert node.gpus == (first, second)
 
 
-def test_failed_rollback_forgets_instances_that_were_never_created(node: ApplyingNode) -> None:
+def test_failed_rollback_forgets_instances_that_were_never_created(node: LocalNode) -> None:
     refusal = node.refusing_steps(lambda _step: node.steps > 4)
     with refusal, pytest.raises(errors.HardwareError, match="the rollback failed as well"):
         node.change_to("small")
@@ -170,9 +170,9 @@ def test_failed_rollback_forgets_instances_that_were_never_created(node: Applyin
     assert place in {gi.placement for gi in node.gpus[0].gpu_instances}
 
 
-def test_rollback_that_did_not_begin_forgets_missing_instances(node: ApplyingNode) -> None:
+def test_rollback_that_did_not_begin_forgets_missing_instances(node: LocalNode) -> None:
     unread = errors.HardwareError("no answer", reason=reasons.Reason.NO_PERMISSION)
-    undisturbed = ApplyingNode()
+    undisturbed = LocalNode()
     for each in (undisturbed, node):
         each.refuses_step = first_only(is_creation)
     with pytest.raises(errors.HardwareError, match="the former instances are restored"):
@@ -189,7 +189,7 @@ def test_rollback_that_did_not_begin_forgets_missing_instances(node: ApplyingNod
 
 
 def test_pending_mode_forgets_instances_that_were_never_created() -> None:
-    node = ApplyingNode("off")
+    node = LocalNode("off")
     assert node.kill_apply("requested", steps.CreateComputeInstance)
     node.driver.mode_waits = True
     with pytest.raises(errors.HardwareError, match="the mode waits for a reset"):

@@ -11,13 +11,13 @@ from mig_manager.cli.acceptance import gpu_course
 from mig_manager.core import model, steps
 from mig_manager.core.acceptance.stages import StageOutcome
 from tests.change import forks
-from tests.rigs.node import applying_rig
+from tests.rigs.node import local_rig
 
 RESET = "reset the GPU"
 IN_USE = "refuse to destroy an instance in use"
 
 
-class CourseNode(applying_rig.ApplyingNode):
+class CourseNode(local_rig.LocalNode):
     """A node in memory with two idle GPUs, whose worker can be killed."""
 
     def __init__(self, product: str = "A30") -> None:

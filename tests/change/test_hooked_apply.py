@@ -10,8 +10,8 @@ from mig_manager import errors, reasons
 from mig_manager.change import apply, hook_points, pod_use
 from mig_manager.core import model, ports, steps
 from mig_manager.core.files import checkpoint
-from tests.rigs.node import applying_rig, fake_cluster, fake_host, nodes, samples, strikes
-from tests.rigs.node.applying_rig import is_creation
+from tests.rigs.node import fake_cluster, fake_host, local_rig, nodes, samples, strikes
+from tests.rigs.node.local_rig import is_creation
 
 STEPS = {
     steps.SetMode: "MODE",
@@ -22,7 +22,7 @@ POINTS = ("start", "mode", "config", "exit")
 ASSIGNED_DEVICES = "allocations.assigned_devices"
 
 
-class RecordingNode(applying_rig.ApplyingNode):
+class RecordingNode(local_rig.LocalNode):
     """A node with a layout, and all that happened on it since, in order."""
 
     def __init__(self, layout: str, hooks: str = nodes.HOOKS) -> None:
@@ -247,7 +247,7 @@ def test_gpus_that_a_hook_has_changed_are_checked_again() -> None:
 
     def tamper() -> None:
         if "start" in node.history:
-            node.gpus = applying_rig.ApplyingNode("requested").gpus
+            node.gpus = local_rig.LocalNode("requested").gpus
 
     node.on_call = tamper
     node.hooks.text = (
@@ -299,7 +299,7 @@ def test_an_unfinished_change_is_undone_where_a_first_hook_fails() -> None:
 
 
 def test_a_restore_passes_the_same_points_and_is_undone_like_any_change() -> None:
-    then = applying_rig.ApplyingNode("requested")
+    then = local_rig.LocalNode("requested")
     text = checkpoint.render(then.gpus)
     node, failing = RecordingNode("off"), RecordingNode("off")
     failing.hooks.broken = {"config"}

@@ -11,13 +11,13 @@ from mig_manager.change import layout_store, local_journal, pod_use
 from mig_manager.core import model, steps
 from tests.change.forks import refuse
 from tests.rigs.node import fake_cluster, gpu_values, samples, strikes
-from tests.rigs.node.applying_rig import ApplyingNode, first_only, is_creation
+from tests.rigs.node.local_rig import LocalNode, first_only, is_creation
 
 OFF = model.MigMode.DISABLED
 
 
 def test_a_layout_of_some_gpus_undoes_an_interrupted_change_of_others(
-    node: ApplyingNode,
+    node: LocalNode,
 ) -> None:
     before = node.geometry
     assert node.kill_apply("off", steps.SetMode, 2)
@@ -35,7 +35,7 @@ def test_a_layout_of_some_gpus_undoes_an_interrupted_change_of_others(
 
 @pytest.mark.parametrize("is_rebooted", [False, True])
 def test_a_layout_of_other_gpus_spares_pods_of_an_interrupted_change(
-    node: ApplyingNode, *, is_rebooted: bool
+    node: LocalNode, *, is_rebooted: bool
 ) -> None:
     node.change_to("before")
     before = node.geometry
@@ -61,7 +61,7 @@ def test_a_layout_of_other_gpus_spares_pods_of_an_interrupted_change(
 
 @pytest.mark.parametrize(("requested", "error"), [("mixed", "in use"), ("other", "default/train")])
 def test_a_failed_change_spares_pods_of_an_interrupted_one(
-    node: ApplyingNode, requested: str, error: str
+    node: LocalNode, requested: str, error: str
 ) -> None:
     before = node.geometry
     assert node.kill_apply("requested", steps.CreateComputeInstance, 4)
@@ -79,7 +79,7 @@ def test_a_failed_change_spares_pods_of_an_interrupted_one(
     assert node.geometry == before
 
 
-def test_a_silent_kubelet_blocks_a_layout_beside_an_interrupted_change(node: ApplyingNode) -> None:
+def test_a_silent_kubelet_blocks_a_layout_beside_an_interrupted_change(node: LocalNode) -> None:
     before = node.geometry
     assert node.kill_apply("requested", steps.CreateComputeInstance, 4)
     node.gpus = gpu_values.without_instances(node.gpus, 0)
@@ -98,7 +98,7 @@ def test_a_silent_kubelet_blocks_a_layout_beside_an_interrupted_change(node: App
     assert (node.has("first-only"), node.geometry[1]) == (True, before[1])
 
 
-def test_after_a_kill_the_message_says_what_a_rollback_restores(node: ApplyingNode) -> None:
+def test_after_a_kill_the_message_says_what_a_rollback_restores(node: LocalNode) -> None:
     before = node.geometry
     assert node.kill_apply("requested", steps.CreateGpuInstance)
     node.refuses_step = lambda step: is_creation(step) and node.steps == 3
@@ -115,7 +115,7 @@ def test_after_a_kill_the_message_says_what_a_rollback_restores(node: ApplyingNo
     assert (node.geometry, node.journal.text, node.host.refreshes) == (before, None, 1)
 
 
-def test_a_rollback_that_fails_is_reported_kept_and_tried_again(node: ApplyingNode) -> None:
+def test_a_rollback_that_fails_is_reported_kept_and_tried_again(node: LocalNode) -> None:
     before = node.geometry
 
     with node.refusing_steps(is_creation):
@@ -139,7 +139,7 @@ def test_a_rollback_that_fails_is_reported_kept_and_tried_again(node: ApplyingNo
 
 
 def test_a_failed_apply_restores_gpus_that_an_older_journal_does_not_name(
-    node: ApplyingNode,
+    node: LocalNode,
 ) -> None:
     """A 'boot' that was killed left a journal of the first GPU alone."""
     second = node.gpus[1].uuid
@@ -162,7 +162,7 @@ def test_a_failed_apply_restores_gpus_that_an_older_journal_does_not_name(
 
 @pytest.mark.parametrize(("since", "is_undone"), [("other", False), ("off", True)])
 def test_after_a_reboot_only_the_gpus_that_it_emptied_are_restored(
-    node: ApplyingNode, since: str, *, is_undone: bool
+    node: LocalNode, since: str, *, is_undone: bool
 ) -> None:
     before = node.geometry
     assert node.kill_apply("requested", steps.CreateGpuInstance)
@@ -180,7 +180,7 @@ def test_after_a_reboot_only_the_gpus_that_it_emptied_are_restored(
 
 
 def test_after_a_reboot_instances_on_another_gpu_do_not_prevent_the_undo(
-    node: ApplyingNode,
+    node: LocalNode,
 ) -> None:
     before = node.geometry
     assert node.kill_apply("first-only", steps.DestroyGpuInstance)
@@ -194,7 +194,7 @@ def test_after_a_reboot_instances_on_another_gpu_do_not_prevent_the_undo(
     assert node.geometry == [before[0], other]
 
 
-def test_a_verified_layout_of_other_gpus_does_not_end_a_killed_change(node: ApplyingNode) -> None:
+def test_a_verified_layout_of_other_gpus_does_not_end_a_killed_change(node: LocalNode) -> None:
     before = node.geometry
     assert node.kill_apply("requested", steps.CreateGpuInstance, 3)
     assert node.geometry[1] != before[1]
@@ -212,7 +212,7 @@ def test_a_verified_layout_of_other_gpus_does_not_end_a_killed_change(node: Appl
     assert node.has("first-only")
 
 
-def test_a_journal_older_than_an_agents_verified_layout_undoes_nothing(node: ApplyingNode) -> None:
+def test_a_journal_older_than_an_agents_verified_layout_undoes_nothing(node: LocalNode) -> None:
     assert node.kill_apply("requested", steps.CreateGpuInstance)
     node.set_up("other")
     saved = layout_store.VerifiedLayoutStore(node.verified_layout_file, "boot-1")
@@ -231,7 +231,7 @@ def test_a_journal_older_than_an_agents_verified_layout_undoes_nothing(node: App
 
 
 def test_an_unknown_layout_needs_neither_lock_nor_gpus_and_undoes_nothing(
-    node: ApplyingNode,
+    node: LocalNode,
 ) -> None:
     assert node.kill_apply("requested", steps.CreateGpuInstance)
     geometry, journal = node.geometry, node.journal.text
@@ -253,7 +253,7 @@ def test_an_unknown_layout_needs_neither_lock_nor_gpus_and_undoes_nothing(
     ],
 )
 def test_a_rollback_that_needs_a_forbidden_reset_does_not_run(
-    node: ApplyingNode,
+    node: LocalNode,
     layout: str,
     kind: strikes.StepKind,
     number: int,

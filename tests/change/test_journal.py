@@ -10,10 +10,10 @@ from mig_manager.core import steps
 from mig_manager.core.planner import planner
 from mig_manager.core.records import journals
 from tests.rigs.node import gpu_values, strikes
-from tests.rigs.node.applying_rig import ApplyingNode, first_only, is_creation
+from tests.rigs.node.local_rig import LocalNode, first_only, is_creation
 
 
-def test_journal_exists_from_the_first_step_to_the_last(node: ApplyingNode) -> None:
+def test_journal_exists_from_the_first_step_to_the_last(node: LocalNode) -> None:
     journal_texts: list[str | None] = []
 
     def is_refused(_step: steps.Step) -> bool:
@@ -35,7 +35,7 @@ def test_journal_exists_from_the_first_step_to_the_last(node: ApplyingNode) -> N
     assert node.lock.descriptions == ["apply requested"]
 
 
-def test_journal_of_a_complete_change_is_cleared(node: ApplyingNode) -> None:
+def test_journal_of_a_complete_change_is_cleared(node: LocalNode) -> None:
     snapshot = tuple(gpu.snapshot for gpu in node.gpus)
     written = journals.Journal(
         config="requested", boot_id="boot-1", gpus=journals.GpuEntries(snapshot=snapshot)
@@ -47,7 +47,7 @@ def test_journal_of_a_complete_change_is_cleared(node: ApplyingNode) -> None:
     assert node.journal.text is None
 
 
-def test_a_change_is_not_undone_because_its_journal_stays(node: ApplyingNode) -> None:
+def test_a_change_is_not_undone_because_its_journal_stays(node: LocalNode) -> None:
     node.journal.failing_operations = {"clear"}
 
     node.change_to("requested")
@@ -57,9 +57,7 @@ def test_a_change_is_not_undone_because_its_journal_stays(node: ApplyingNode) ->
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"version": 99}', '{"version": 1}', None])
-def test_an_invalid_or_unreadable_journal_is_set_aside(
-    node: ApplyingNode, text: str | None
-) -> None:
+def test_an_invalid_or_unreadable_journal_is_set_aside(node: LocalNode, text: str | None) -> None:
     node.journal.text = text or ""
     node.journal.failing_operations = {"read"} if text is None else set()
 
@@ -72,7 +70,7 @@ def test_an_invalid_or_unreadable_journal_is_set_aside(
 
 
 @pytest.mark.parametrize("refused", [{"write"}, {"read", "set_aside"}])
-def test_without_a_journal_nothing_is_changed(node: ApplyingNode, refused: set[str]) -> None:
+def test_without_a_journal_nothing_is_changed(node: LocalNode, refused: set[str]) -> None:
     before = node.geometry
     node.journal.failing_operations = refused
 
@@ -85,7 +83,7 @@ def test_without_a_journal_nothing_is_changed(node: ApplyingNode, refused: set[s
     assert node.steps == 0
 
 
-def test_a_disk_that_fills_during_a_change_hides_no_failure(node: ApplyingNode) -> None:
+def test_a_disk_that_fills_during_a_change_hides_no_failure(node: LocalNode) -> None:
     node.on_step = lambda _step: node.journal.failing_operations.add("write")
     node.refuses_step = is_creation
 
@@ -97,7 +95,7 @@ def test_a_disk_that_fills_during_a_change_hides_no_failure(node: ApplyingNode) 
     assert node.local_journal.gpus.snapshot
 
 
-def test_a_reset_whose_journal_cannot_be_written_is_reported(node: ApplyingNode) -> None:
+def test_a_reset_whose_journal_cannot_be_written_is_reported(node: LocalNode) -> None:
     before = journals.GpuEntries(snapshot=tuple(gpu.snapshot for gpu in node.gpus))
     recorder = local_journal.LocalRecorder(
         node.deps, journals.Journal(config="requested", gpus=before)
@@ -111,7 +109,7 @@ def test_a_reset_whose_journal_cannot_be_written_is_reported(node: ApplyingNode)
 
 
 def test_a_layout_of_other_gpus_keeps_the_journal_of_an_unreachable_one(
-    node: ApplyingNode,
+    node: LocalNode,
 ) -> None:
     lost = node.gpus[1]
     entries = journals.GpuEntries(snapshot=(lost.snapshot,))
@@ -131,7 +129,7 @@ def no_files() -> Exception:
 @pytest.mark.parametrize("failure", [no_files(), strikes.Killed()])
 @pytest.mark.parametrize(("layout", "is_undone"), [("requested", False), ("before", True)])
 def test_outdated_device_files_are_refreshed_by_the_next_apply(
-    node: ApplyingNode, failure: Exception, layout: str, *, is_undone: bool
+    node: LocalNode, failure: Exception, layout: str, *, is_undone: bool
 ) -> None:
     if is_undone:
         node.refuses_step = first_only(is_creation)

@@ -9,11 +9,11 @@ from mig_manager.core import model, steps
 from mig_manager.core.layout import config, layouts
 from mig_manager.core.records import journals
 from tests.rigs.node import gpu_values
-from tests.rigs.node.applying_rig import ApplyingNode
+from tests.rigs.node.local_rig import LocalNode
 
 
 def test_apply_resets_no_gpu_where_resets_are_forbidden() -> None:
-    node = ApplyingNode("off")
+    node = LocalNode("off")
     node.driver.mode_waits = True
 
     with pytest.raises(errors.HardwareError, match="only the new mode stays pending"):
@@ -24,7 +24,7 @@ def test_apply_resets_no_gpu_where_resets_are_forbidden() -> None:
     assert node.has("requested")
 
 
-def mode_of_first(node: ApplyingNode) -> layouts.Layout:
+def mode_of_first(node: LocalNode) -> layouts.Layout:
     """Return the layout of GPU 0 alone, and interrupt a change of GPU 1."""
     text = """
 version: v1
@@ -43,7 +43,7 @@ def test_mode_only_without_resets_leaves_the_mode_pending(
     *, is_in_use: bool, has_interrupted: bool
 ) -> None:
     """A persistence daemon uses the GPU, so the driver answers IN_USE."""
-    node = ApplyingNode("one-off" if has_interrupted else "off")
+    node = LocalNode("one-off" if has_interrupted else "off")
     before = node.geometry[1]
     layout = mode_of_first(node) if has_interrupted else node.layouts.layout("bare")
     node.driver.mode_waits = not is_in_use
@@ -64,7 +64,7 @@ def test_mode_only_without_resets_leaves_the_mode_pending(
 
 
 def test_mode_only_reports_a_failure_on_another_gpu_as_such() -> None:
-    node = ApplyingNode("one-off")
+    node = LocalNode("one-off")
     layout = mode_of_first(node)
     node.driver.mode_waits = True
     node.refuses_step = lambda step: not isinstance(step, steps.SetMode)
@@ -76,7 +76,7 @@ def test_mode_only_reports_a_failure_on_another_gpu_as_such() -> None:
 
 
 def test_mode_only_without_resets_reports_instances_in_use_of_other_gpus(
-    node: ApplyingNode,
+    node: LocalNode,
 ) -> None:
     assert node.kill_apply("requested", steps.CreateGpuInstance, 3)
     node.refuses_step = lambda _step: True
@@ -93,7 +93,7 @@ def test_mode_only_without_resets_reports_instances_in_use_of_other_gpus(
 def test_mode_only_cancels_a_pending_change_to_the_other_mode(
     start: str, *, has_empty: bool
 ) -> None:
-    node = ApplyingNode(start)
+    node = LocalNode(start)
     if has_empty:
         first, *others = node.gpus
         empty, *full = first.gpu_instances
@@ -109,7 +109,7 @@ def test_mode_only_cancels_a_pending_change_to_the_other_mode(
 
 @pytest.mark.parametrize(("boot_id", "is_restored"), [("boot-1", True), ("boot-0", False)])
 def test_persistence_mode_is_restored_after_a_kill_and_not_after_a_reboot(
-    node: ApplyingNode, boot_id: str, *, is_restored: bool
+    node: LocalNode, boot_id: str, *, is_restored: bool
 ) -> None:
     uuid = node.gpus[0].uuid
     node.journal.text = journals.Journal(
@@ -130,7 +130,7 @@ def test_persistence_mode_is_restored_after_a_kill_and_not_after_a_reboot(
 
 @pytest.mark.parametrize("obstacle", ["lost GPU", "stays off", "no program"])
 def test_persistence_mode_that_stays_off_is_restored_by_a_later_run(
-    node: ApplyingNode, obstacle: str
+    node: LocalNode, obstacle: str
 ) -> None:
     uuid = node.gpus[0].uuid
     journal = journals.Journal(

@@ -10,15 +10,15 @@ import pytest
 from mig_manager import errors
 from mig_manager.core import model
 from mig_manager.core.files import checkpoint
-from tests.rigs.node.applying_rig import ApplyingNode
+from tests.rigs.node.local_rig import LocalNode
 
-THEN = ApplyingNode("split")
+THEN = LocalNode("split")
 CHECKPOINT = checkpoint.render(THEN.gpus)
 
 
 @pytest.mark.parametrize("start", ["off", "before", "split"])
 def test_restore_returns_each_instance_to_its_placement(start: str) -> None:
-    node = ApplyingNode(start)
+    node = LocalNode(start)
     right = [gi for gi in node.gpus[0].gpu_instances if str(gi.profile) == "3g.20gb"]
 
     restored = node.restore(CHECKPOINT)
@@ -48,7 +48,7 @@ def test_restore_returns_each_instance_to_its_placement(start: str) -> None:
     ],
 )
 def test_bad_checkpoint_changes_no_gpu(spoil: Callable[[Any], None]) -> None:
-    node = ApplyingNode()
+    node = LocalNode()
     data = json.loads(CHECKPOINT)
     spoil(data)
 
@@ -59,7 +59,7 @@ def test_bad_checkpoint_changes_no_gpu(spoil: Callable[[Any], None]) -> None:
 
 
 def test_restoring_the_mode_alone_creates_no_instance() -> None:
-    node = ApplyingNode("off")
+    node = LocalNode("off")
 
     node.restore(CHECKPOINT, is_mode_only=True)
 
@@ -67,7 +67,7 @@ def test_restoring_the_mode_alone_creates_no_instance() -> None:
 
 
 def test_restoring_the_mode_alone_verifies_no_instance() -> None:
-    node = ApplyingNode("off")
+    node = LocalNode("off")
     node.driver.hides_profiles = True
     impossible = re.sub(r'("Start":)[0-9]+', r"\g<1>5", CHECKPOINT)
     assert impossible != CHECKPOINT

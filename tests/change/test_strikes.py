@@ -12,9 +12,9 @@ from mig_manager.core import model, steps
 from mig_manager.core.files import checkpoint
 from tests.change import forks
 from tests.rigs.node import gpu_values
-from tests.rigs.node.applying_rig import PROFILES, ApplyingNode, BootNode
+from tests.rigs.node.local_rig import PROFILES, BootNode, LocalNode
 
-CHECKPOINT = checkpoint.render(ApplyingNode("split").gpus)
+CHECKPOINT = checkpoint.render(LocalNode("split").gpus)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -22,8 +22,8 @@ class GpuChange:
     """A way from a start to a target."""
 
     name: str
-    start: Callable[[], ApplyingNode]
-    run: Callable[[ApplyingNode], object]
+    start: Callable[[], LocalNode]
+    run: Callable[[LocalNode], object]
 
     def __str__(self) -> str:
         return self.name
@@ -31,27 +31,27 @@ class GpuChange:
 
 def change_of_apply(start: str, layout: str) -> GpuChange:
     return GpuChange(
-        f"{start} to {layout}", lambda: ApplyingNode(start), lambda node: node.change_to(layout)
+        f"{start} to {layout}", lambda: LocalNode(start), lambda node: node.change_to(layout)
     )
 
 
 def change_of_restore(start: str) -> GpuChange:
     return GpuChange(
         f"{start} to a checkpoint",
-        lambda: ApplyingNode(start),
+        lambda: LocalNode(start),
         lambda node: node.restore(CHECKPOINT),
     )
 
 
 def change_of_boot(product: str, *, is_faulty: bool) -> GpuChange:
-    def start() -> ApplyingNode:
+    def start() -> LocalNode:
         node = BootNode(product)
         node.reboot()
         if is_faulty:
             node.gpus = gpu_values.with_action(node.gpus, model.RecoveryAction.GPU_RESET, 0)
         return node
 
-    def run(node: ApplyingNode) -> None:
+    def run(node: LocalNode) -> None:
         assert node.boot(repairs=is_faulty).problems == ()
         assert not any(gpu.needs_recovery for gpu in node.gpus)
 
@@ -73,15 +73,15 @@ BOOT_CHANGES = [
 class Recording:
     """A change that nothing struck."""
 
-    before: ApplyingNode
-    kills: Sequence[ApplyingNode]  # as a kill before each of its steps leaves the node
-    after: ApplyingNode
+    before: LocalNode
+    kills: Sequence[LocalNode]  # as a kill before each of its steps leaves the node
+    after: LocalNode
 
 
 @functools.cache
 def record(change: GpuChange) -> Recording:
     node = change.start()
-    before, forks_at_kills = forks.fork(node), list[ApplyingNode]()
+    before, forks_at_kills = forks.fork(node), list[LocalNode]()
     node.on_step = lambda _step: forks_at_kills.append(forks.fork_at_kill(node))
     change.run(node)
     assert forks_at_kills
@@ -89,7 +89,7 @@ def record(change: GpuChange) -> Recording:
     return Recording(before, forks_at_kills, node)
 
 
-def kills(change: GpuChange) -> Iterator[ApplyingNode]:
+def kills(change: GpuChange) -> Iterator[LocalNode]:
     """Yield nodes on which a change was killed, before each of its steps."""
     return map(forks.fork, record(change).kills)
 

@@ -3,7 +3,7 @@
 import pytest
 
 from mig_manager.core import model
-from tests.rigs.node.applying_rig import LAYOUTS_TEXT
+from tests.rigs.node.local_rig import LAYOUTS_TEXT
 from tests.rigs.shell import lost_stderr
 from tests.rigs.stage import agent_stage
 

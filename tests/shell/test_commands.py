@@ -7,7 +7,7 @@ from mig_manager.cli.toolkit import gpu_text
 from mig_manager.core import model
 from mig_manager.core.display import bar
 from mig_manager.core.layout import config, layouts, plans, validate
-from tests.rigs.node.applying_rig import ApplyingNode
+from tests.rigs.node.local_rig import LocalNode
 
 A100 = hardware.find("A100-SXM4-40GB")
 A30 = hardware.find("A30")
@@ -35,12 +35,12 @@ def layout(name: str) -> layouts.Layout:
     return DOCUMENT.layout(name)
 
 
-def has(node: ApplyingNode, name: str, *, is_mode_only: bool = False) -> bool:
+def has(node: LocalNode, name: str, *, is_mode_only: bool = False) -> bool:
     return plans.plan(node.deps.gpus.observe(), layout(name), is_mode_only=is_mode_only).is_applied
 
 
-def with_layout(name: str, *, count: int = 2) -> ApplyingNode:
-    node = ApplyingNode("off", count=count)
+def with_layout(name: str, *, count: int = 2) -> LocalNode:
+    node = LocalNode("off", count=count)
     node.apply(layout(name))
     return node
 
@@ -50,7 +50,7 @@ def drawn(planned: plans.Planned, *, is_wide: bool = False) -> str:
 
 
 def test_apply_changes_only_what_differs() -> None:
-    node = ApplyingNode("off")
+    node = LocalNode("off")
 
     first = node.apply(layout("balanced"))
     done = node.steps
@@ -64,7 +64,7 @@ def test_apply_changes_only_what_differs() -> None:
 
 
 def test_mode_only_switches_mig_and_leaves_instances_alone() -> None:
-    node, full = ApplyingNode("off"), with_layout("balanced")
+    node, full = LocalNode("off"), with_layout("balanced")
 
     applied = node.apply(layout("balanced"), is_mode_only=True)
     full.apply(layout("small"), is_mode_only=True)
@@ -98,7 +98,7 @@ def test_a_plan_names_the_pods_or_devices_that_it_ends() -> None:
 
 
 def test_plan_names_gpus_that_must_be_idle_for_a_mode() -> None:
-    mode = drawn(plans.plan(ApplyingNode("off").deps.gpus.observe(), layout("balanced")))
+    mode = drawn(plans.plan(LocalNode("off").deps.gpus.observe(), layout("balanced")))
     active = with_layout("balanced").deps.gpus.observe()
     nothing = drawn(plans.plan(active, layout("balanced")), is_wide=True)
 
@@ -118,7 +118,7 @@ def test_a_failed_check_says_how_a_gpu_differs() -> None:
 
 
 def test_plan_and_status_as_data_list_steps_and_instances() -> None:
-    planned = plans.plan(ApplyingNode("off").deps.gpus.observe(), layout("first-only")).to_data()
+    planned = plans.plan(LocalNode("off").deps.gpus.observe(), layout("first-only")).to_data()
     node = with_layout("first-only")
     shown = plans.GpuStatus(gpus=node.deps.gpus.observe()).to_data()
 

@@ -10,7 +10,7 @@ import sys
 from mig_manager.sandbox.driver import simulated_nvml, states
 from testkit import nvml_faults
 from tests.rigs import waiting
-from tests.rigs.node import applying_rig, simulated_rig
+from tests.rigs.node import local_rig, simulated_rig
 from tests.rigs.shell import commandline
 
 _FOREVER_S = 600.0
@@ -26,7 +26,7 @@ class ShellNode:
         folder: pathlib.Path,
         spec: str,
         *,
-        layouts: str = applying_rig.LAYOUTS_TEXT,
+        layouts: str = local_rig.LAYOUTS_TEXT,
         options: states.Options | None = None,
         active: str = "",
     ) -> None:

@@ -71,7 +71,9 @@ def test_a_plan_from_the_inventory_equals_the_plan_from_the_gpus(
         # What does not fit is not there before.
         gpus = gpu_values.with_desired(gpus, samples.desired_gpu(before))
 
-    assert planned_steps(inventory_codec.from_json(inventory_codec.to_json(gpus))) == planned(gpus)
+    assert planned_steps(
+        inventory_codec.from_json(inventory_codec.to_json(gpus))
+    ) == planned_steps(gpus)
 
 
 def test_an_unreachable_gpu_is_published_and_comes_back_beside_the_others() -> None:

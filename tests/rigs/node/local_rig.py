@@ -1,4 +1,4 @@
-"""What ``apply`` needs beside GPUs, in memory."""
+"""A node in memory whose GPUs the command line changes, without an agent."""
 
 import contextlib
 import dataclasses
@@ -42,7 +42,7 @@ LAYOUTS_TEXT = layout_table.render(
 LAYOUTS = config.parse(LAYOUTS_TEXT, source="layouts.yaml")
 
 
-class ApplyingNode(node_rig.NodeRig):
+class LocalNode(node_rig.NodeRig):
     """A node whose process can be killed at any step, with its lock, journal and messages."""
 
     def __init__(
@@ -160,7 +160,7 @@ class ApplyingNode(node_rig.NodeRig):
 
     def set_up(self, name: str) -> None:
         """Apply a layout as another program does, beside the journal."""
-        other = ApplyingNode("off", document=self.layouts)
+        other = LocalNode("off", document=self.layouts)
         other.gpus = self.gpus
         other.change_to(name)
         self.gpus = other.gpus
@@ -191,7 +191,7 @@ PROFILES = {
 """Two profiles of GPUs whose MIG mode survives a reboot, and of others."""
 
 
-class BootNode(ApplyingNode):
+class BootNode(LocalNode):
     """A machine with a verified layout that can be rebooted."""
 
     def __init__(self, product: str = "A100-SXM4-40GB") -> None:
