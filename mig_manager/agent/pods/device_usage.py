@@ -53,6 +53,8 @@ def wait_for_usage(
         backoff=timing.Backoff(first_s=1.0),
     )
 
+    # A pod without a process may have a device whose UUID NVML does not report.
+    have_uuids = all(device.uuid for gpu in gpus for device in gpu.devices)
     first_s: dict[tuple[str, bool], float] = {}
     tries = wait.attempts()
     while True:
@@ -61,7 +63,7 @@ def wait_for_usage(
             deps,
             functools.partial(dra_driver.list_with_unbound, attempt),
             gpus,
-            lambda usage: usage.has_unknown_ids,
+            lambda usage: usage.has_unknown_ids and have_uuids,
             extra_clients,
         )
         undecided = usage.undecided_users(affected)
