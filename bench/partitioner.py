@@ -23,7 +23,7 @@ import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
 
-from mig_manager.core.partitioning import decisions
+from mig_manager.core.partitioning.decision import decisions
 from mig_manager.partitioner.replay import simulated_cluster
 from testkit import bounds, day, day_layouts, traces
 

@@ -31,17 +31,10 @@ from bench import planning
 from mig_manager.catalogue import hardware
 from mig_manager.core import model, profile_name
 from mig_manager.core.node import resources, well_known
-from mig_manager.core.partitioning import (
-    arrivals,
-    decider,
-    decisions,
-    demand,
-    node_index,
-    node_requests,
-    own_clock,
-    partitioned,
-    past_decisions,
-)
+from mig_manager.core.partitioning import decider, demand
+from mig_manager.core.partitioning.batch import arrivals
+from mig_manager.core.partitioning.decision import decisions, past_decisions
+from mig_manager.core.partitioning.nodes import node_index, node_requests, own_clock, partitioned
 from mig_manager.core.records import capacity, inventory_codec
 
 _PRODUCT = "A100-SXM4-40GB"

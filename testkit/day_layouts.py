@@ -12,7 +12,8 @@ from mig_manager.catalogue import hardware
 from mig_manager.core import model, profile_name
 from mig_manager.core.layout import generator
 from mig_manager.core.node import resources
-from mig_manager.core.partitioning import demand, partitioned
+from mig_manager.core.partitioning import demand
+from mig_manager.core.partitioning.nodes import partitioned
 from mig_manager.partitioner.replay import simulated_cluster, simulated_node
 from testkit import day
 

@@ -13,7 +13,8 @@ import structlog
 from mig_manager import errors, reasons
 from mig_manager.adapters.kubernetes import events, leader, partitioner_cluster
 from mig_manager.core import messages, timing
-from mig_manager.core.partitioning import decisions, demand
+from mig_manager.core.partitioning import demand
+from mig_manager.core.partitioning.decision import decisions
 
 _AT_ONCE = 20
 _PAUSE_S = 6.0

@@ -7,7 +7,7 @@ import structlog
 from mig_manager import errors
 from mig_manager.core import model
 from mig_manager.core.layout import layouts, served
-from mig_manager.core.partitioning import partitioned
+from mig_manager.core.partitioning.nodes import partitioned
 
 Base = Mapping[str, model.DesiredGpu]  # instances of a node's GPUs, by UUID
 

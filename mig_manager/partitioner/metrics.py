@@ -5,7 +5,7 @@ import enum
 from collections.abc import Callable
 
 from mig_manager.adapters import metric_registry
-from mig_manager.core.partitioning import decisions, waiting
+from mig_manager.core.partitioning.decision import decisions, waiting
 
 _BUCKETS_S = (1.0, 2.5, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0)
 

@@ -5,7 +5,8 @@ from collections.abc import Iterable
 
 import structlog
 
-from mig_manager.core.partitioning import decisions, partitioned, past_decisions
+from mig_manager.core.partitioning.decision import decisions, past_decisions
+from mig_manager.core.partitioning.nodes import partitioned
 from mig_manager.partitioner import metrics
 
 _log = structlog.get_logger()

@@ -11,7 +11,8 @@ from mig_manager import errors
 from mig_manager.core import model, profile_name
 from mig_manager.core.fleet import rollout
 from mig_manager.core.node import lease, selectors
-from mig_manager.core.partitioning import decisions, partitioned
+from mig_manager.core.partitioning.decision import decisions
+from mig_manager.core.partitioning.nodes import partitioned
 from mig_manager.core.settings import node_settings, options
 from mig_manager.partitioner.replay import simulated_cluster
 

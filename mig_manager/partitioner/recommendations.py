@@ -6,7 +6,7 @@ import math
 from collections.abc import Container
 
 from mig_manager.core import messages
-from mig_manager.core.partitioning import decisions
+from mig_manager.core.partitioning.decision import decisions
 
 _REPORT_EVERY_S = 3600.0
 

@@ -7,7 +7,9 @@ import structlog
 
 from mig_manager.core import messages, timing
 from mig_manager.core.node import well_known
-from mig_manager.core.partitioning import breaker, changes, partitioned
+from mig_manager.core.partitioning import breaker
+from mig_manager.core.partitioning.decision import changes
+from mig_manager.core.partitioning.nodes import partitioned
 from mig_manager.partitioner import announcer, metrics
 
 _AVOID_S = 300.0

@@ -15,15 +15,9 @@ from mig_manager import errors, reasons
 from mig_manager.adapters.kubernetes import leader, partitioner_cluster
 from mig_manager.core import timing
 from mig_manager.core.layout import layouts
-from mig_manager.core.partitioning import (
-    decider,
-    decisions,
-    demand,
-    node_index,
-    own_clock,
-    partitioned,
-    past_decisions,
-)
+from mig_manager.core.partitioning import decider, demand
+from mig_manager.core.partitioning.decision import decisions, past_decisions
+from mig_manager.core.partitioning.nodes import node_index, own_clock, partitioned
 from mig_manager.partitioner import (
     announcer,
     base_layouts,

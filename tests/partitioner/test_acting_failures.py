@@ -7,7 +7,7 @@ import pytest
 import structlog.testing
 
 from mig_manager.core import steps
-from mig_manager.core.partitioning import decisions
+from mig_manager.core.partitioning.decision import decisions
 from mig_manager.partitioner import announcer
 from mig_manager.sandbox.apiserver import kinds
 from testkit import apiserver

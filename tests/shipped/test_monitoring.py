@@ -17,7 +17,7 @@ from mig_manager.adapters.host import web_server
 from mig_manager.adapters.nvml import worker_client
 from mig_manager.agent.reports import metrics
 from mig_manager.core import liveness, model, profile_name
-from mig_manager.core.partitioning import decisions
+from mig_manager.core.partitioning.decision import decisions
 from mig_manager.core.planner import planner
 from mig_manager.partitioner import metrics as partitioner_metrics
 from mig_manager.sandbox.driver import simulated_nvml, simulated_worker

@@ -13,7 +13,7 @@ import structlog
 from mig_manager import errors, reasons
 from mig_manager.adapters.kubernetes import api, collection, watch
 from mig_manager.core.node import claims, device_classes, well_known
-from mig_manager.core.partitioning import claimed_nodes, partitioned
+from mig_manager.core.partitioning.nodes import claimed_nodes, partitioned
 
 _GROUP = f"/apis/{device_classes.VERSION}"
 _OF_DRIVER = {"fieldSelector": f"spec.driver={well_known.GPU_CLAIM_DRIVER}"}

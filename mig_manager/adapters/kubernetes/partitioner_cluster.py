@@ -21,7 +21,10 @@ from mig_manager.adapters.kubernetes import (
 )
 from mig_manager.core import timing
 from mig_manager.core.node import well_known
-from mig_manager.core.partitioning import arrivals, decisions, demand, node_requests, partitioned
+from mig_manager.core.partitioning import demand
+from mig_manager.core.partitioning.batch import arrivals
+from mig_manager.core.partitioning.decision import decisions
+from mig_manager.core.partitioning.nodes import node_requests, partitioned
 
 _NAME_DIGITS = 24
 

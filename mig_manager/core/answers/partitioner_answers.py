@@ -23,7 +23,7 @@ class _UnmetPod(TypedDict):
 
 class _WaitingPod(TypedDict):
     pod: str
-    reason: Annotated[str, "core.partitioning.waiting.WaitReason"]
+    reason: Annotated[str, "core.partitioning.decision.waiting.WaitReason"]
     message: str
 
 

@@ -1,5 +1,9 @@
 """Decide which nodes get other GPU instances for pending pods.
 
+``decider`` makes a decision about the pods of a ``batch`` and the ``nodes``: ``decision`` has its
+parts, and ``search`` tries whether devices fit the GPUs of a node. ``demand`` parses pods. Apart
+from that, ``breaker`` stops requests that agents fail.
+
 The terms, as ``decider`` uses them in order:
 
 - A batch has the pending pods of one decision. The rank of a pod is its place in their order, by

@@ -18,21 +18,19 @@ import functools
 from collections.abc import Callable, Iterable, Mapping
 
 from mig_manager.core import messages, model
-from mig_manager.core.partitioning import (
-    batches,
+from mig_manager.core.partitioning import demand
+from mig_manager.core.partitioning.batch import batches, feasible_nodes
+from mig_manager.core.partitioning.decision import (
     changes,
     decisions,
-    demand,
     desired_states,
-    feasible_nodes,
     holds,
-    node_index,
-    node_sets,
     offers,
     past_decisions,
     schedulable_pods,
     waiting,
 )
+from mig_manager.core.partitioning.nodes import node_index, node_sets
 
 _PREPARING = "devices for likely pods"
 

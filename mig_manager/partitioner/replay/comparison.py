@@ -13,7 +13,8 @@ from mig_manager import errors
 from mig_manager.core import model, profile_name
 from mig_manager.core.layout import layouts, served
 from mig_manager.core.node import well_known
-from mig_manager.core.partitioning import decisions, partitioned
+from mig_manager.core.partitioning.decision import decisions
+from mig_manager.core.partitioning.nodes import partitioned
 from mig_manager.partitioner.replay import (
     past_pods,
     replay_report,

@@ -17,17 +17,10 @@ import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from mig_manager.core import model, timing
-from mig_manager.core.partitioning import (
-    arrivals,
-    decider,
-    decisions,
-    demand,
-    exclusions,
-    node_index,
-    node_sets,
-    partitioned,
-    past_decisions,
-)
+from mig_manager.core.partitioning import decider, demand
+from mig_manager.core.partitioning.batch import arrivals
+from mig_manager.core.partitioning.decision import decisions, past_decisions
+from mig_manager.core.partitioning.nodes import exclusions, node_index, node_sets, partitioned
 from mig_manager.partitioner.replay import simulated_node
 
 

@@ -12,7 +12,9 @@ from collections.abc import Mapping
 
 from mig_manager.core import model
 from mig_manager.core.node import resources, well_known
-from mig_manager.core.partitioning import decisions, demand, partitioned
+from mig_manager.core.partitioning import demand
+from mig_manager.core.partitioning.decision import decisions
+from mig_manager.core.partitioning.nodes import partitioned
 from mig_manager.core.planner import planner
 
 _SLICES = 7

@@ -6,7 +6,7 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 
-from mig_manager.core.partitioning import decisions
+from mig_manager.core.partitioning.decision import decisions
 from mig_manager.partitioner.replay import simulated_cluster
 from testkit import day, day_layouts
 

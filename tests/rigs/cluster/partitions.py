@@ -12,16 +12,13 @@ from typing import Any
 from mig_manager.core import model
 from mig_manager.core.layout import config, layouts
 from mig_manager.core.node import resources, well_known
-from mig_manager.core.partitioning import (
+from mig_manager.core.partitioning import decider, demand
+from mig_manager.core.partitioning.decision import decisions, past_decisions, waiting
+from mig_manager.core.partitioning.nodes import (
     claimed_nodes,
-    decider,
-    decisions,
-    demand,
     node_index,
     node_requests,
     partitioned,
-    past_decisions,
-    waiting,
 )
 from mig_manager.core.planner import planner
 from tests.rigs import api_objects

@@ -2,7 +2,9 @@
 
 import pytest
 
-from mig_manager.core.partitioning import arrivals, demand, node_index, partitioned
+from mig_manager.core.partitioning import demand
+from mig_manager.core.partitioning.batch import arrivals
+from mig_manager.core.partitioning.nodes import node_index, partitioned
 
 _SMALL = ("nvidia.com/mig-1g.5gb", 1)
 _LARGE = ("nvidia.com/mig-7g.40gb", 2)

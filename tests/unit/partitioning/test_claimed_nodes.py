@@ -8,7 +8,8 @@ import pytest
 
 from mig_manager.core import model
 from mig_manager.core.node import claims, device_classes
-from mig_manager.core.partitioning import claimed_nodes, decisions, waiting
+from mig_manager.core.partitioning.decision import decisions, waiting
+from mig_manager.core.partitioning.nodes import claimed_nodes
 from tests.rigs import api_objects
 from tests.rigs.cluster import dra_driver, partitions
 from tests.rigs.cluster.partitions import SMALL, pod, why

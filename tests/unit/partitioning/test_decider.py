@@ -11,16 +11,10 @@ import pytest
 from mig_manager.core import model
 from mig_manager.core.layout import config, layouts
 from mig_manager.core.node import well_known
-from mig_manager.core.partitioning import (
-    assumed_pods,
-    batches,
-    demand,
-    feasible_nodes,
-    node_index,
-    offers,
-    past_decisions,
-    waiting,
-)
+from mig_manager.core.partitioning import demand
+from mig_manager.core.partitioning.batch import assumed_pods, batches, feasible_nodes
+from mig_manager.core.partitioning.decision import offers, past_decisions, waiting
+from mig_manager.core.partitioning.nodes import node_index
 from tests.rigs import api_objects
 from tests.rigs.cluster import partitions
 from tests.rigs.cluster.partitions import EMPTY, NOW, SMALL, decide, lines, node, only, pod, why

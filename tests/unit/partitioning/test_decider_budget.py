@@ -6,7 +6,9 @@ import pytest
 
 from mig_manager.core import model
 from mig_manager.core.node import well_known
-from mig_manager.core.partitioning import changes, demand, node_requests, own_clock, partitioned
+from mig_manager.core.partitioning import demand
+from mig_manager.core.partitioning.decision import changes
+from mig_manager.core.partitioning.nodes import node_requests, own_clock, partitioned
 from tests.rigs import api_objects
 from tests.rigs.cluster.partitions import EMPTY, NOW, decide, lines, node, parse_cluster, pod
 

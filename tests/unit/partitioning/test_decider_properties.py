@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from mig_manager.core import model
 from mig_manager.core.node import resources
-from mig_manager.core.partitioning import decisions, demand, past_decisions, waiting
+from mig_manager.core.partitioning import demand
+from mig_manager.core.partitioning.decision import decisions, past_decisions, waiting
 from tests.rigs.cluster import partitions
 from tests.rigs.node import samples
 from tests.unit.partitioning import drawn_clusters

@@ -7,20 +7,10 @@ import hypothesis
 from hypothesis import strategies as st
 
 from mig_manager.core.node import selectors
-from mig_manager.core.partitioning import (
-    assumed_pods,
-    batches,
-    decider,
-    decisions,
-    demand,
-    exclusions,
-    feasible_nodes,
-    node_index,
-    node_requests,
-    node_sets,
-    offers,
-    past_decisions,
-)
+from mig_manager.core.partitioning import decider, demand
+from mig_manager.core.partitioning.batch import assumed_pods, batches, feasible_nodes
+from mig_manager.core.partitioning.decision import decisions, offers, past_decisions
+from mig_manager.core.partitioning.nodes import exclusions, node_index, node_requests, node_sets
 from tests.rigs.cluster import partitions
 from tests.unit.partitioning import drawn_clusters
 from tests.unit.partitioning.drawn_clusters import Cluster

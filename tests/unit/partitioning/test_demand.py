@@ -7,7 +7,8 @@ import pytest
 
 from mig_manager import errors
 from mig_manager.core.node import api_values, well_known
-from mig_manager.core.partitioning import demand, exclusions, partitioned
+from mig_manager.core.partitioning import demand
+from mig_manager.core.partitioning.nodes import exclusions, partitioned
 from tests.rigs.cluster import partitions
 from tests.rigs.cluster.partitions import pod
 from tests.rigs.node import samples

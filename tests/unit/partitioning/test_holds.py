@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from mig_manager.core.partitioning import decisions, partitioned, past_decisions
+from mig_manager.core.partitioning.decision import decisions, past_decisions
+from mig_manager.core.partitioning.nodes import partitioned
 from tests.rigs.cluster import partitions
 from tests.rigs.cluster.partitions import NOW, decide, node, pod
 from tests.rigs.node import samples

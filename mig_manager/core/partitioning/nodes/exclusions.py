@@ -9,7 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from mig_manager.core import messages
 from mig_manager.core.node import resources, selectors, well_known
-from mig_manager.core.partitioning import demand, node_sets, partitioned
+from mig_manager.core.partitioning import demand
+from mig_manager.core.partitioning.nodes import node_sets, partitioned
 
 _NAME_FIELD = "metadata.name"
 

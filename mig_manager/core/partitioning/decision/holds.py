@@ -15,13 +15,9 @@ import functools
 import heapq
 from collections.abc import Container, Iterable, Iterator, Mapping
 
-from mig_manager.core.partitioning import (
-    batches,
-    feasible_nodes,
-    fit_search,
-    node_index,
-    node_sets,
-)
+from mig_manager.core.partitioning.batch import batches, feasible_nodes
+from mig_manager.core.partitioning.nodes import node_index, node_sets
+from mig_manager.core.partitioning.search import fit_search
 
 _EARLY_S = 20.0
 """How long a pod waits without room before GPUs are on hold for it while much is free."""

@@ -4,7 +4,8 @@ import collections
 from collections.abc import Iterable, Iterator, Mapping
 
 from mig_manager.core import model
-from mig_manager.core.partitioning import fit_search, node_index, trial_change
+from mig_manager.core.partitioning.nodes import node_index
+from mig_manager.core.partitioning.search import fit_search, trial_change
 from mig_manager.core.planner import placement
 
 

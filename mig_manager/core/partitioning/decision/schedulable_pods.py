@@ -7,16 +7,10 @@ long, nor waits for the idle devices of others. Pod affinity, volumes and so on 
 import datetime as dt
 from collections.abc import Mapping
 
-from mig_manager.core.partitioning import (
-    assumed_pods,
-    batches,
-    decisions,
-    demand,
-    node_index,
-    node_sets,
-    past_decisions,
-    waiting,
-)
+from mig_manager.core.partitioning import demand
+from mig_manager.core.partitioning.batch import assumed_pods, batches
+from mig_manager.core.partitioning.decision import decisions, past_decisions, waiting
+from mig_manager.core.partitioning.nodes import node_index, node_sets
 
 _MAX_IGNORED = 2
 """Rooms that a pod does not use before the partitioner waits longer and longer between them."""

@@ -6,7 +6,8 @@ import dataclasses
 from collections.abc import Iterable
 
 from mig_manager.core.node import resources
-from mig_manager.core.partitioning import demand, partitioned
+from mig_manager.core.partitioning import demand
+from mig_manager.core.partitioning.nodes import partitioned
 
 
 class Requests:

@@ -5,7 +5,8 @@ import datetime as dt
 from collections.abc import Iterable
 
 from mig_manager.core import model
-from mig_manager.core.partitioning import demand, node_index, node_sets
+from mig_manager.core.partitioning import demand
+from mig_manager.core.partitioning.nodes import node_index, node_sets
 
 _LAST = dt.datetime.max.replace(tzinfo=dt.UTC)
 

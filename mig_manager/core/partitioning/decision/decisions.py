@@ -6,7 +6,8 @@ import datetime as dt
 from collections.abc import Mapping
 
 from mig_manager.core import model, steps
-from mig_manager.core.partitioning import demand, holds, waiting
+from mig_manager.core.partitioning import demand
+from mig_manager.core.partitioning.decision import holds, waiting
 
 PREPARE_FOR_S = 60.0
 ROOM_TIMEOUT_S = 300.0

@@ -8,13 +8,9 @@ from collections.abc import Mapping, Sequence
 
 from mig_manager.core import model
 from mig_manager.core.node import resources
-from mig_manager.core.partitioning import (
-    assumed_pods,
-    batches,
-    node_index,
-    node_sets,
-    trial_change,
-)
+from mig_manager.core.partitioning.batch import assumed_pods, batches
+from mig_manager.core.partitioning.nodes import node_index, node_sets
+from mig_manager.core.partitioning.search import trial_change
 
 _MAX_CERTAIN = 300
 """Devices of a pod times GPUs; the search ends after as many tries (``trial_change``)."""

@@ -8,15 +8,9 @@ from mig_manager import errors
 from mig_manager.core import messages, model, steps
 from mig_manager.core.fleet import rollout
 from mig_manager.core.layout import custom_layouts
-from mig_manager.core.partitioning import (
-    decisions,
-    demand,
-    node_index,
-    node_sets,
-    partitioned,
-    past_decisions,
-    waiting,
-)
+from mig_manager.core.partitioning import demand
+from mig_manager.core.partitioning.decision import decisions, past_decisions, waiting
+from mig_manager.core.partitioning.nodes import node_index, node_sets, partitioned
 from mig_manager.core.planner import planner
 
 _MAX_CHANGES = 8

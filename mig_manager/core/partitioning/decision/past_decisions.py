@@ -6,7 +6,9 @@ import datetime as dt
 from collections.abc import Collection, Iterable, Mapping
 
 from mig_manager.core.node import resources
-from mig_manager.core.partitioning import decisions, demand, holds, partitioned
+from mig_manager.core.partitioning import demand
+from mig_manager.core.partitioning.decision import decisions, holds
+from mig_manager.core.partitioning.nodes import partitioned
 
 _MIN_REST_S = 5.0
 _MAX_REST_S = 60.0

@@ -8,14 +8,9 @@ from collections.abc import Iterable, Mapping
 
 from mig_manager.core import model
 from mig_manager.core.node import resources
-from mig_manager.core.partitioning import (
-    demand,
-    exclusions,
-    fit_search,
-    node_sets,
-    partitioned,
-    trial_change,
-)
+from mig_manager.core.partitioning import demand
+from mig_manager.core.partitioning.nodes import exclusions, node_sets, partitioned
+from mig_manager.core.partitioning.search import fit_search, trial_change
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)

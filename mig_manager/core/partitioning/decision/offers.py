@@ -5,14 +5,10 @@ import heapq
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from mig_manager.core import model
-from mig_manager.core.partitioning import (
-    batches,
-    feasible_nodes,
-    holds,
-    node_index,
-    node_sets,
-    trial_change,
-)
+from mig_manager.core.partitioning.batch import batches, feasible_nodes
+from mig_manager.core.partitioning.decision import holds
+from mig_manager.core.partitioning.nodes import node_index, node_sets
+from mig_manager.core.partitioning.search import trial_change
 
 _MAX_SEARCHED = 100  # nodes in different states that are compared for one change
 

@@ -4,7 +4,7 @@ import dataclasses
 import datetime as dt
 from collections.abc import Iterable
 
-from mig_manager.core.partitioning import node_requests, partitioned
+from mig_manager.core.partitioning.nodes import node_requests, partitioned
 
 
 class OwnClock:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 
 from mig_manager.core import model
-from mig_manager.core.partitioning import fit_search
+from mig_manager.core.partitioning.search import fit_search
 
 _MAX_TRIES = 300  # tries of GPUs of one node for one pod: enough for every realistic pod
 _NONE: Mapping[model.Profile, int] = {}

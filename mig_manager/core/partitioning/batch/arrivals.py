@@ -4,7 +4,8 @@ import contextlib
 import dataclasses
 import math
 
-from mig_manager.core.partitioning import demand, node_index
+from mig_manager.core.partitioning import demand
+from mig_manager.core.partitioning.nodes import node_index
 
 _MEMORY_S = 600.0  # after this time an arrival counts for a third
 _MIN_PROBABILITY = 0.2

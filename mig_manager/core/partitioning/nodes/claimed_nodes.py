@@ -13,7 +13,8 @@ from collections.abc import Set as AbstractSet
 
 from mig_manager.core import messages
 from mig_manager.core.node import claims, device_classes, resources
-from mig_manager.core.partitioning import demand, partitioned
+from mig_manager.core.partitioning import demand
+from mig_manager.core.partitioning.nodes import partitioned
 
 _UNREADABLE = "the partitioner cannot list ResourceClaims"
 _DYNAMIC = "its DRA driver creates MIG devices by itself (DynamicMIG)"

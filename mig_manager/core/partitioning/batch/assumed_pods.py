@@ -8,7 +8,8 @@ import itertools
 from collections.abc import Iterator, Mapping
 
 from mig_manager.core import model
-from mig_manager.core.partitioning import batches, node_index, node_sets
+from mig_manager.core.partitioning.batch import batches
+from mig_manager.core.partitioning.nodes import node_index, node_sets
 
 
 class AssumedPods:

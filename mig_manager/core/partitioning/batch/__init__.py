@@ -1,0 +1,1 @@
+"""The pods of one decision, and the nodes that can serve them."""

@@ -1,0 +1,1 @@
+"""What one decision requests of nodes, holds for pods and lets wait."""

@@ -1,0 +1,1 @@
+"""The nodes of one decision: as the API shows them, and sets of them."""

@@ -1,0 +1,1 @@
+"""Whether devices fit the GPUs of one node."""
