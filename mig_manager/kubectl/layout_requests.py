@@ -58,7 +58,7 @@ def apply(
     if report.gpus is None and not is_dry_run:
         _, why = fleet_nodes.published_gpus(node)
         raise errors.UsageError(
-            f"nothing is requested of node {node.name}: {why}",
+            f"nothing is requested for node {node.name}: {why}",
             remedy="List the node's pods, and read the agent's log: "
             f"'kubectl get pods -A --field-selector spec.nodeName={node.name}'.",
         )
@@ -75,7 +75,8 @@ def apply(
     else:
         _request(command, report, name, text)
         outcome = (
-            f"Requested {name} of {node.name}; 'kubectl mig status {node.name}' shows the outcome."
+            f"Requested {name} for {node.name}; "
+            f"'kubectl mig status {node.name}' shows the outcome."
         )
         return RequestedPlan(plans=plans, is_requested=True, outcome=outcome)
     return RequestedPlan(plans=plans, is_requested=False, outcome=outcome)

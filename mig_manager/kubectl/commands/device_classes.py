@@ -120,7 +120,8 @@ def table(result: DeviceClasses, *, style: bar.Style) -> str:
     if any(not row.present for row in result.rows):
         lines += [
             "",
-            "Create them with 'kubectl mig device-classes -o yaml | kubectl apply -f -'.",
+            "Only nodes with the DRA driver use them.",
+            "Add '-o yaml | kubectl apply -f -' to this command to create them.",
         ]
     return "\n".join(lines)
 

@@ -82,7 +82,7 @@ def test_apply_writes_label_and_annotation_together_and_draws_the_change(
 
     assert (answer.status, answer.err) == (0, "")
     assert "GPU 0" in answer.out
-    assert "Requested custom of gpu-1" in answer.out
+    assert "Requested custom for gpu-1" in answer.out
     assert metadata(empty_cluster.server)["labels"][well_known.CONFIG_LABEL] == "custom"
     text = metadata(empty_cluster.server)["annotations"][well_known.LAYOUT_ANNOTATION]
     written, _ = custom_layouts.single(text, source="annotation")
@@ -94,7 +94,7 @@ def test_apply_writes_label_and_annotation_together_and_draws_the_change(
 @pytest.mark.parametrize(
     ("layout", "words", "message", "requested"),
     [
-        ("all-1g.5gb", (), "Requested all-1g.5gb of gpu-1", "all-1g.5gb"),
+        ("all-1g.5gb", (), "Requested all-1g.5gb for gpu-1", "all-1g.5gb"),
         (
             "all-1g.5gb",
             ("--dry-run",),
@@ -138,7 +138,7 @@ def test_a_request_that_changes_no_gpu_is_reported_as_such(
     add_node(empty_cluster.server, gpus=plugin_rig.gpus_with(SPEC, "all-1g.5gb"), listed=listed)
     answer = empty_cluster.run_plugin("apply", "all-1g.5gb", "gpu-1")
     assert "already active: no GPU changes." in answer.out
-    assert "Requested all-1g.5gb of gpu-1" in answer.out
+    assert "Requested all-1g.5gb for gpu-1" in answer.out
 
 
 def test_a_listed_layout_of_the_agents_config_map_is_planned_first(

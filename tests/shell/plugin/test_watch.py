@@ -177,7 +177,7 @@ def test_top_requests_a_layout_by_keys_after_its_plan(
             == "all-balanced"
         )
         session.type("y")
-        session.read_until("Requested all-1g.5gb of gpu-8")
+        session.read_until("Requested all-1g.5gb for gpu-8")
         session.type("q")
 
         assert session.end() == 0
@@ -234,7 +234,7 @@ def test_top_plans_again_if_the_node_has_changed(
             == "all-disabled"
         )
         session.type("y")
-        session.read_until("Requested all-1g.5gb of gpu-8")
+        session.read_until("Requested all-1g.5gb for gpu-8")
         session.type("q")
 
         assert session.end() == 0
