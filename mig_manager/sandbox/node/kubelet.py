@@ -99,14 +99,20 @@ class Kubelet:
             *self._manager.status(objects.devices(node or {}, "capacity"))
         )
         have = (node or {}).get("status") or {}
-        # Others write conditions too, and the API server adds times and empty fields to ours.
+        # Others write conditions too, and ours has times, and empty fields by the API server.
         (ready,), conditions = status["conditions"], have.get("conditions") or ()
+        reported = [each for each in conditions if ready.items() <= each.items()]
         info, had = status["nodeInfo"], have.get("nodeInfo") or {}
         have = have | {
-            "conditions": [ready for each in conditions if ready.items() <= each.items()],
+            "conditions": [ready] * len(reported),
             "nodeInfo": {key: had.get(key) for key in info},
         }
         if node is not None and any(have.get(key) != value for key, value in status.items()):
+            now = store.timestamp()
+            since = reported[0].get("lastTransitionTime", now) if reported else now
+            status["conditions"] = [
+                ready | {"lastHeartbeatTime": now, "lastTransitionTime": since}
+            ]
             self._cluster.patch_status(cluster_view.WatchedKind.NODE, node, status)
 
     def next_at(self) -> float | None:

@@ -100,6 +100,8 @@ def test_node_is_ready_after_a_tick_and_registers_again(bench: Bench) -> None:
 
     assert objects.labels(bench.node()) == {"kubernetes.io/hostname": "n1"}
     assert objects.is_ready(bench.node())
+    (ready,) = bench.node()["status"]["conditions"]
+    assert ready["lastHeartbeatTime"] == ready["lastTransitionTime"] != ""
     bench.cluster.delete(cluster_view.WatchedKind.NODE, bench.node())
     bench.kubelet.tick()
     assert objects.is_ready(bench.node())
