@@ -39,13 +39,23 @@ def load(
         paths = kubeconfig.split(os.pathsep) if kubeconfig else ()
         # As the loader looks for them; pathlib raises errors for impossible paths.
         is_missing = paths and not any(map(os.path.exists, map(os.path.expanduser, paths)))
-        # The loader uses what it parsed as it is.
-        text = "not a kubeconfig" if isinstance(error, TypeError) else str(error)
-        why = "no such file" if is_missing else " ".join(text.split()).rstrip(".")
+        why = "no such file" if is_missing else _text(error)
         raise errors.UsageError(
             f"no credentials for a Kubernetes API: {where}: {why}",
             remedy="Name a kubeconfig with --kubeconfig or KUBECONFIG.",
         ) from None
+
+
+def _text(error: Exception) -> str:
+    """Return the loader's error in one line."""
+    match error:
+        case TypeError():
+            # The loader uses what it parsed as it is.
+            return "not a kubeconfig"
+        case OSError(strerror=str(text)):
+            return text
+        case _:
+            return " ".join(str(error).split()).rstrip(".")
 
 
 @contextlib.contextmanager

@@ -283,6 +283,8 @@ def test_a_missing_or_malformed_kubeconfig_is_a_usage_error(
         api.KubeApi.connect(kubeconfig=None)
     with pytest.raises(errors.UsageError, match="no such file") as too_long:
         api.KubeApi.connect(kubeconfig="a" * 300)
+    with pytest.raises(errors.UsageError, match=f"{tmp_path}: Is a directory$"):
+        api.KubeApi.connect(kubeconfig=str(tmp_path))
     for error in (malformed.value, nowhere.value, too_long.value):
         assert error.own_remedy == "Name a kubeconfig with --kubeconfig or KUBECONFIG."
         assert error.message == " ".join(error.message.split())
