@@ -225,10 +225,12 @@ def _home_hint(path: pathlib.Path) -> str:
     home = next((home for home in _HOMES if path.absolute().is_relative_to(home)), None)
     if home is None:
         return ""
-    # ProtectHome= makes the folder empty or closed.
+    # ProtectHome= makes the folder empty, or closes it to root; its mode closes it to other users.
+    is_hidden = os.geteuid() == 0
     with contextlib.suppress(OSError), os.scandir(home) as entries:
-        if next(entries, None) is not None:
-            return ""
+        is_hidden = next(entries, None) is None
+    if not is_hidden:
+        return ""
     return (
         f"; below systemd, ProtectHome= of the unit hides {home}: put the file in /etc/mig-manager"
     )

@@ -16,6 +16,7 @@ from mig_manager.adapters.host import config_watch, files
 
 _SOON_S = 60.0
 _QUIET_S = 0.3
+_OTHER_USER_ID = 65534  # without rights
 
 
 class Mount:
@@ -92,6 +93,21 @@ def test_missing_file_names_protect_home_unless_the_home_is_visible(
     (tmp_path / ".profile").touch()
     with pytest.raises(errors.ConfigError, match=r"No such file or directory$"):
         missing.read()
+
+
+def test_home_that_is_closed_to_its_user_does_not_name_protect_home(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "_HOMES", (str(tmp_path),))
+    tmp_path.chmod(0)
+    if os.geteuid() == 0:
+        os.seteuid(_OTHER_USER_ID)
+    try:
+        with pytest.raises(errors.ConfigError, match=r"Permission denied$"):
+            files.ConfigFile(tmp_path / "config.yaml").read()
+    finally:
+        os.seteuid(os.getuid())
+        tmp_path.chmod(0o700)
 
 
 def test_a_missing_file_or_a_directory_is_a_config_error_with_its_name(
