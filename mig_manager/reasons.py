@@ -111,7 +111,7 @@ _FACTS = {
     Reason.UNKNOWN_CONFIG: _ReasonFacts(
         "Request a layout that 'kubectl mig layouts' lists, or add this one to the config file.",
         at_shell=CommandRemedy(
-            "Name a layout that {} lists, or add this one to the file.", "validate"
+            "Name a layout that {} lists, or a file that has this one: -f FILE.", "validate"
         ),
     ),
     Reason.NO_CUSTOM_LAYOUT: _ReasonFacts(

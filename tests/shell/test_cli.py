@@ -367,7 +367,10 @@ def test_bad_input_gets_a_message_a_remedy_and_a_status(
         (("schema", "banana"), "'mig-manager schema' lists the names."),
         (("plan", *SPEC), f"{VALIDATE} shows which ones fit."),
         (("plan", "all-1g.5gb", "--simulate", "1xA30"), "--simulate 1xA30' lists them."),
-        (("plan", "banana", *SPEC), f"Name a layout that {VALIDATE} lists, or"),
+        (
+            ("plan", "banana", *SPEC),
+            f"Name a layout that {VALIDATE} lists, or a file that has this one: -f FILE.",
+        ),
         (("plan", "x", "-f", PROFILES, "--simulate=1xA30"), f" -f {PROFILES} --simulate=1xA30'"),
         (("plan", "x", f"-f{PROFILES}", "--simulate=1xA30"), f" -f{PROFILES} --simulate=1xA30'"),
         (("plan", "x", "-config-file", PROFILES, *SPEC), f" --config-file {PROFILES} {SPEC[0]}"),
