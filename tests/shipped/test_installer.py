@@ -251,7 +251,7 @@ def test_a_program_of_the_same_name_is_neither_replaced_nor_removed(
     refused = machine.install()
 
     assert refused.returncode == 1
-    assert "is there and not ours" in refused.stderr
+    assert "exists and is not mig-manager's" in refused.stderr
     assert run(machine.systemd / "uninstall", DESTDIR=str(machine.root)).returncode == 1
     assert set(machine.files()) == {"usr/local/bin/mig-manager"}
 
