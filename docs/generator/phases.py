@@ -17,7 +17,7 @@ from mig_manager.core import model
 from mig_manager.core.fleet import slots
 from mig_manager.core.node import well_known
 from tests.pipeline import swept_changes
-from tests.rigs.node import agents, fake_cluster, fakes, node_rig, nodes, strikes
+from tests.rigs.node import agents, fakes, node_rig, nodes, strikes
 
 Move = tuple[model.Phase, model.Phase]
 
@@ -182,8 +182,8 @@ def _queue(story: Story) -> None:
     denial = slots.Denial(limit=1, changing=("other",))
     forbidden = errors.ClusterError("no", reason=reasons.Reason.FORBIDDEN, status=403)
     for next_errors, superseded_at in (([], None), ([forbidden], None), ([], 1)):
-        rig = nodes.busy_node()
-        rig.slots = fake_cluster.FakeSlots(rig, denials=[denial] * 2, next_errors=next_errors)
+        rig = nodes.limited_node()
+        rig.slots.denials, rig.slots.next_errors = [denial] * 2, next_errors
         _play(rig, "one-slice-changed", story, superseded_at=superseded_at)
 
 

@@ -121,6 +121,7 @@ CHANGES: Mapping[str, Change] = {
     "by force": _balanced(nodes.guarded_node, "one-slice-changed"),
     "no eviction": _balanced(nodes.node_without_evictions, "one-slice-changed"),
     "starting pod": _balanced(nodes.starting_node, "one-slice-changed"),
+    "limited number of nodes": _balanced(nodes.limited_node, "one-slice-changed"),
     "extra clients": _balanced(nodes.node_with_extra_clients, "one-slice-changed"),
     "services": _balanced(nodes.hosted_node, "one-slice-changed"),
     "DRA driver, another mixed layout": _dra(nodes.dra_node, "all-balanced"),

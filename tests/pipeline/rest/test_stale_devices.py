@@ -22,6 +22,7 @@ from tests.rigs.node import (
     gpu_values,
     node_rig,
     nodes,
+    parts,
     samples,
     strikes,
 )
@@ -326,7 +327,7 @@ def test_a_node_whose_run_waits_offers_no_device_that_is_gone() -> None:
 def test_a_node_that_waits_for_a_slot_offers_no_device_that_is_gone() -> None:
     rig = nodes.busy_node()
     denials = [slots.Denial(limit=1, changing=("b",))] * 200
-    rig.slots = fake_cluster.FakeSlots(rig, denials=denials)
+    rig.slots = parts.Slots(are_limited=True, denials=denials)
     schedulable: list[bool] = []
 
     def compare() -> None:
@@ -358,5 +359,5 @@ def test_an_unreadable_node_loses_no_outcome_and_ends_no_wait_for_a_slot() -> No
     rig.disruptions.refusals.clear()
     rig.node.labels.pop(well_known.STATE_LABEL)
     denials = [slots.Denial(limit=1, changing=("b",))] * 200
-    rig.slots = fake_cluster.FakeSlots(rig, denials=denials)
+    rig.slots = parts.Slots(are_limited=True, denials=denials)
     assert agents.run(rig).reason is Reason.APPLIED

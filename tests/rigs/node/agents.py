@@ -68,7 +68,7 @@ def _dependencies(rig: node_rig.NodeRig, layouts: str = CONFIG) -> ports.Depende
             client_table.parse(rig.extra_clients, source="test.yaml") if rig.extra_clients else ()
         ),
         lock=fakes.FakeLock(),
-        slots=rig.slots,
+        slots=fake_cluster.FakeSlots(rig) if rig.slots.are_limited else None,
         boot_id=rig.host.boot_id,
         reset=machine if rig.resets.are_available else None,
         reboot=machine if rig.host.may_reboot else None,

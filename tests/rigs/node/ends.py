@@ -82,10 +82,11 @@ def assert_restored(
     - Neither the hold taint nor a cordon is left.
     - The plugin's config is what it was, unless the layout that it goes with succeeded.
     - Host services run if and only if they ran.
+    - The node has no slot.
     - No exit hook is pending, but one that failed and stands in the journal.
 
     A stopped agent, or one in a drain, may leave it to the next attempt to verify the devices of
-    plugin and DRA driver; one in a drain, its taint.
+    plugin and DRA driver; one in a drain, its taint and its slot.
     """
     assert unrestored_on(rig, is_stopped=is_stopped, is_in_drain=is_in_drain) == []
 
@@ -95,7 +96,7 @@ def unrestored_on(
 ) -> list[str]:
     """List what an agent has not restored; empty if the node is as its owner has it.
 
-    These are entries of the Node, the plugin's config, host services and hooks.
+    These are entries of the Node, the plugin's config, host services, slot and hooks.
     """
     owner = rig.owner
     view = fake_cluster.FakeNode(rig).latest(is_at_rest=True)
@@ -131,6 +132,7 @@ def unrestored_on(
         ),
         *([f"config {config}"] if config not in (None, expected_config) else []),
         *([f"services {services}"] if services else []),
+        *(["slot"] if rig.slots.is_taken and not is_in_drain else []),
         *(["exit hook"] if rig.hooks.pending_exit is not has_exit_hook else []),
     ]
 

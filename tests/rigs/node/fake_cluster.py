@@ -36,6 +36,10 @@ class FakePort:
 
 
 class FakeNode(FakePort):
+    def __init__(self, rig: node_rig.NodeRig) -> None:
+        super().__init__(rig)
+        self._unwritten: dict[str, readiness.Condition] = {}
+
     def read(self) -> node_object.NodeView:
         self._rig.record_call("node.read")
         return self._view()
@@ -136,13 +140,17 @@ class FakeNode(FakePort):
 
     @property
     def has_unwritten_condition(self) -> bool:
-        return False
+        return bool(self._unwritten)
 
     def set_condition(self, condition: readiness.Condition) -> None:
         is_about_recovery = condition.type == well_known.RECOVERY_CONDITION
         node = self._rig.node
         present = node.recovery_condition if is_about_recovery else node.ready_condition
         entry = condition.entry(present, self._rig.clock.now_iso())
+        self._unwritten[condition.type] = condition
+        if entry is not None and not self._succeeds("node.condition"):
+            return
+        del self._unwritten[condition.type]
         if entry is None:
             return
         if is_about_recovery:
@@ -152,11 +160,13 @@ class FakeNode(FakePort):
             node.ready_reasons.append(entry["reason"])
 
     def retry_condition(self) -> None:
-        """Nothing is refused here."""
+        for condition in list(self._unwritten.values()):
+            self.set_condition(condition)
 
     def emit(self, *, reason: str, message: str, is_warning: bool) -> None:
-        self._rig.node.events.append(reason)
-        self._rig.node.event_messages.append(message)
+        if self._succeeds("node.emit"):
+            self._rig.node.events.append(reason)
+            self._rig.node.event_messages.append(message)
 
     def flush_events(self, timeout_s: float) -> bool:
         return True
@@ -310,35 +320,32 @@ class FakeSlices(FakePort):
         return slices
 
 
-@dataclasses.dataclass
-class FakeSlots:
-    """Implements ``ports.Slots``; its calls are in the rig's log."""
+class FakeSlots(FakePort):
+    """One agent's access to the slots: it may use only a slot that it has taken itself."""
 
-    rig: node_rig.NodeRig
-    denials: list[slots.Denial] = dataclasses.field(default_factory=list)
-    next_errors: list[errors.ClusterError] = dataclasses.field(default_factory=list)
-    is_taken: bool = False
-    is_stale: bool = False
+    def __init__(self, rig: node_rig.NodeRig) -> None:
+        super().__init__(rig)
+        self._is_fresh = False
 
     def take(self) -> slots.Denial | None:
-        self.rig.record_call("slots.take")
-        if self.denials:
-            return self.denials.pop(0)
-        if self.next_errors:
-            raise self.next_errors.pop(0)
-        is_first = not self.is_taken
-        assert not (is_first and self.rig.node.has_hold_taint), (
-            "a slot comes before the disruption"
-        )
-        self.is_taken = True
+        state = self._rig.slots
+        self._rig.record_call("slots.take")
+        if state.denials:
+            return state.denials.pop(0)
+        if state.next_errors:
+            raise state.next_errors.pop(0)
+        is_late = not state.is_taken and self._rig.node.has_hold_taint
+        assert not is_late, "a slot comes before the disruption"
+        state.is_taken = self._is_fresh = True
         return None
 
     def check(self) -> None:
-        self.rig.log.append("slots.check")
-        if self.is_stale or not self.is_taken:
+        self._rig.record_call("slots.check")
+        if self._rig.slots.is_stale or not self._is_fresh:
             raise errors.NotReadyError("stale", reason=reasons.Reason.SLOTS_TAKEN)
 
     def release(self) -> None:
-        assert not self.rig.node.has_hold_taint, "a slot may go when its node is whole again"
-        self.rig.log.append("slots.release")
-        self.is_taken = False
+        assert not self._rig.node.has_hold_taint, "a slot may go when its node is whole again"
+        self._is_fresh = False
+        self._succeeds("slots.release")  # else it expires
+        self._rig.slots.is_taken = False

@@ -8,7 +8,7 @@ import types
 from collections.abc import Callable
 from typing import Self
 
-from mig_manager.core import model, ports
+from mig_manager.core import model
 from mig_manager.core.node import claims as dra
 from mig_manager.core.node import clients, policies, well_known
 from tests.rigs.node import cluster_parts, driver_rules, fakes, gpu_values, parts, samples
@@ -27,7 +27,6 @@ class NodeRig:
     clock: fakes.FakeClock = dataclasses.field(default_factory=fakes.FakeClock)
     policy: policies.Policy = dataclasses.field(default_factory=policies.Policy)
     extra_clients: str = ""  # the owner's file of GPU clients; empty: none is configured
-    slots: ports.Slots | None = None  # of a budget for the changes of many nodes
 
     # -- its parts ----------------------------------------------------------------------------
 
@@ -44,6 +43,7 @@ class NodeRig:
     resets: parts.Resets = dataclasses.field(default_factory=parts.Resets)
     host: parts.Host = dataclasses.field(default_factory=parts.Host)
     hooks: parts.Hooks = dataclasses.field(default_factory=parts.Hooks)
+    slots: parts.Slots = dataclasses.field(default_factory=parts.Slots)
     owner: parts.Owner = dataclasses.field(default_factory=parts.Owner)
     verified_layout_file: FakeKeptFile = dataclasses.field(default_factory=FakeKeptFile)
     request_file: FakeKeptFile = dataclasses.field(default_factory=FakeKeptFile)

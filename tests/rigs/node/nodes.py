@@ -202,6 +202,13 @@ def sharing_node() -> node_rig.NodeRig:
     return rig
 
 
+def limited_node() -> node_rig.NodeRig:
+    """The cluster limits how many nodes are under change, and a slot is free."""
+    rig = busy_node()
+    rig.slots.are_limited = True
+    return rig
+
+
 def rebooting_node() -> node_rig.NodeRig:
     """A MIG mode change takes effect only after a reboot, which the agent may request."""
     rig = node()

@@ -3,7 +3,9 @@
 import dataclasses
 from collections.abc import Callable, Mapping
 
+from mig_manager import errors
 from mig_manager.core import model, steps
+from mig_manager.core.fleet import slots
 from mig_manager.core.node import claims, pod_object
 
 
@@ -112,6 +114,18 @@ class Host:
     may_reboot: bool = False
     reboots: int = 0
     refreshes: int = 0  # how often the device files were refreshed
+
+
+@dataclasses.dataclass(slots=True)
+class Slots:
+    """The slots of a cluster that limits how many nodes are under change."""
+
+    are_limited: bool = False
+    is_taken: bool = False  # whether one is this node's
+    is_stale: bool = False  # whether the agent cannot renew it
+    denials: list[slots.Denial] = dataclasses.field(default_factory=list)
+    """The answers to the next attempts to take one; so with the next."""
+    next_errors: list[errors.ClusterError] = dataclasses.field(default_factory=list)
 
 
 @dataclasses.dataclass(slots=True)

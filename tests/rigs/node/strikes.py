@@ -233,6 +233,8 @@ BROKEN = {
     "workloads": errors.ClusterError("broken", reason=reasons.Reason.FORBIDDEN, status=403),
     "allocations": errors.KubeletError("broken"),
     "slices": errors.ClusterError("broken", reason=reasons.Reason.API_UNAVAILABLE, status=503),
+    "slots": errors.ClusterError("broken", reason=reasons.Reason.API_UNAVAILABLE, status=503),
+    "slots.check": errors.NotReadyError("broken", reason=reasons.Reason.SLOTS_TAKEN),
 }
 
 
@@ -248,7 +250,7 @@ def calls(make: Callable[[], node_rig.NodeRig], layout: str) -> list[str]:
 
 def broken(call: str) -> Exception:
     """Return what a port call raises that fails."""
-    return BROKEN[call.partition(".")[0]]
+    return BROKEN.get(call) or BROKEN[call.partition(".")[0]]
 
 
 class Killed(BaseException):

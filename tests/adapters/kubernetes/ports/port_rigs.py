@@ -42,13 +42,12 @@ class InMemory:
         # As in a cluster in which kubelet's next heartbeat never comes.
         rig.kubelet.reports_from_s, rig.kubelet.reported_devices = math.inf, {GPU: DEVICES[GPU]}
         self._rig = rig
-        self._slots = fake_cluster.FakeSlots(rig)
         self._lock = fakes.FakeLock()
         self.node: ports.Node = fake_cluster.FakeNode(rig)
         self.workloads: ports.Workloads = fake_cluster.FakeWorkloads(rig)
         self.allocations: ports.DeviceAllocations = fake_cluster.FakeAllocations(rig)
         self.slices: ports.ResourceSlices = fake_cluster.FakeSlices(rig)
-        self.slots: ports.Slots = self._slots
+        self.slots: ports.Slots = fake_cluster.FakeSlots(rig)
         self.lock: ports.NodeLock = self._lock
 
     def label(self, key: str, value: str) -> None:
@@ -93,7 +92,7 @@ class InMemory:
 
     def occupy_slot(self, node_name: str) -> None:
         """Give the only slot to another node."""
-        self._slots.denials = [slots.Denial(limit=1, changing=(node_name,))]
+        self._rig.slots.denials = [slots.Denial(limit=1, changing=(node_name,))]
 
     @contextlib.contextmanager
     def another_manager(self) -> Iterator[None]:
