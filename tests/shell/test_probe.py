@@ -123,6 +123,9 @@ def test_the_exit_status_shows_docker_whether_the_agent_is_healthy(free_port: in
     status, message = check_health(str(free_port))
     assert status == 1
     assert message.startswith("/healthz does not answer: ConnectionRefusedError")
+    status, message = check_health("no port")
+    assert status == 1
+    assert "MIG_MANAGER_HEALTH_PORT" in message
 
 
 def test_an_answer_without_http_is_unhealthy_within_the_deadline(

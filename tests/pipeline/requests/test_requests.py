@@ -4,9 +4,10 @@ from collections.abc import Callable
 
 import pytest
 
+from mig_manager.core.fleet import slots
 from mig_manager.core.node import well_known
 from mig_manager.reasons import Reason
-from tests.pipeline import gpu_processes
+from tests.pipeline import agent_loop, gpu_processes
 from tests.pipeline.custom_requests import CHANGED
 from tests.pipeline.requests.stories import LAYOUT, Story
 from tests.rigs.node import agents, nodes, strikes
@@ -119,6 +120,25 @@ def partitioning_ended(dies_at: int | None) -> Story:
     return story
 
 
+def partitioning_ended_on_a_new_node_object(dies_at: int | None) -> Story:
+    """During a wait for a slot, the Node is registered again without the on-demand label."""
+    story = Story(nodes.limited_node(), dies_at)
+    rig = story.rig
+    rig.slots.denials = [slots.Denial(limit=1, changing=("b",))] * 2
+    rig.node.labels[well_known.PARTITIONING_LABEL] = well_known.ON_DEMAND
+    rig.node.annotations[well_known.LAYOUT_ANNOTATION] = CHANGED
+
+    def register_again() -> None:
+        if rig.node.status.get("phase") == "Wait":
+            del rig.node.labels[well_known.PARTITIONING_LABEL]
+            agent_loop.register_again(rig)
+
+    story.on_death = register_again
+    story.run_agent(story.label("custom"))
+    assert_no_pod_was_evicted(story, "affected", Reason.IN_USE)
+    return story
+
+
 def partitioning_ended_before_any_agent(dies_at: int | None) -> Story:
     """No agent has seen the label, and the document says that it evicts no pod."""
     story = Story(nodes.busy_node(), dies_at)
@@ -193,6 +213,7 @@ def phantom_devices(dies_at: int | None) -> Story:
         new_node_object,
         success_of_another_manager,
         pytest.param(partitioning_ended, marks=pytest.mark.slow),
+        partitioning_ended_on_a_new_node_object,
         pytest.param(partitioning_ended_before_any_agent, marks=pytest.mark.slow),
         pytest.param(silent_kubelet, marks=pytest.mark.slow),
         pytest.param(pod_that_only_kubelet_lists, marks=pytest.mark.slow),
@@ -266,6 +287,19 @@ def test_new_content_of_a_layout_evicts_also_when_the_next_agent_retries() -> No
 
     assert story.reasons == [Reason.ALREADY_APPLIED, Reason.DRAIN_TIMEOUT, Reason.APPLIED]
     assert "affected" not in story.rig.pods.names
+
+
+def test_a_layout_requested_again_is_new_although_the_node_object_is_too() -> None:
+    story = active(None)
+    story.run_agent(story.label(None))
+    agent_loop.register_again(story.rig)
+    nodes.add_pod_on_foreign_instances(story.rig)
+    story.rig.node.labels[well_known.CONFIG_LABEL] = LAYOUT
+
+    story.run_agent()
+
+    assert story.reasons == [Reason.ALREADY_APPLIED, Reason.APPLIED]
+    assert "foreign" not in story.rig.pods.names
 
 
 def test_no_pod_is_evicted_on_a_new_node_with_an_unreadable_record() -> None:

@@ -163,7 +163,8 @@ def test_a_node_has_one_line_with_its_state_layout_and_reason(
 
 def test_pending_pods_are_counted_by_the_devices_that_they_wait_for() -> None:
     waiting = [pod("b", "mig-7g.40gb", on=""), pod("c", "mig-7g.40gb", on="")]
-    last = drawn(node(BALANCED), *waiting, pod("d", "gpu", on=""))[-1]
+    others = pod("d", "gpu", on=""), pod("e", "mig-1g.5gb")
+    last = drawn(node(BALANCED), *waiting, *others)[-1]
     assert last == "2 pods wait for MIG devices: 2x mig-7g.40gb"
 
 

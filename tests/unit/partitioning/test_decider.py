@@ -34,9 +34,9 @@ def test_instances_in_use_are_pinned_and_idle_ones_kept_if_possible() -> None:
     }
 
 
-def preempting(where: str) -> dict[str, Any]:
+def preempting(where: str, *, devices: Sequence[str] = ("3g.20gb",)) -> dict[str, Any]:
     """Return a pod for which the scheduler preempts pods on a node."""
-    nominated = pod("p", "3g.20gb", spec={"priority": 9})
+    nominated = pod("p", *devices, spec={"priority": 9})
     nominated["status"]["nominatedNodeName"] = where
     return nominated
 
@@ -378,6 +378,12 @@ DECISIONS: dict[
         [agent_not_ready("a"), pod("q", "1g.5gb")],
         {},
         ["b: 1x 1g.5gb for q"],
+    ),
+    "the scheduler preempts pods on the node for a pod without MIG devices": (
+        [node("a", EMPTY)],
+        [preempting("a", devices=()), pod("q", "1g.5gb")],
+        {},
+        ["a: 1x 1g.5gb for q"],
     ),
     "the scheduler preempts pods on another node": (
         [node("a", ["3g.20gb@0*"]), node("b", ["7g.40gb@0*"])],
