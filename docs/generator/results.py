@@ -38,7 +38,7 @@ def kill_table(_body: str) -> str:
     rows = (
         (kind, *_sums([entry for entry in records if entry["what"] == kind])) for kind in kinds
     )
-    table = blocks.table(("Kill", "Scenarios", "Tried", "Struck", "Converged"), rows)
+    table = blocks.table(("Kill", "Changes", "Tried", "Struck", "Converged"), rows)
     return f"{table}\n\n{_kill_phases(records)}\n\n{_stamp('kill matrix')}"
 
 

@@ -1,4 +1,4 @@
-"""One recording of each scenario for a whole session."""
+"""One recording of each change for a whole session."""
 
 import functools
 

@@ -1,4 +1,4 @@
-"""Kill or stop an agent at a moment of a scenario, and check how the next agent ends."""
+"""Kill or stop an agent at a moment of a change, and check how the next agent ends."""
 
 import dataclasses
 import itertools
@@ -9,7 +9,7 @@ from typing import NamedTuple
 from mig_manager.core import model
 from mig_manager.core.node import well_known
 from mig_manager.sandbox.node import objects
-from tests.crash import scenarios, stage
+from tests.crash import changes, stage
 from tests.rigs import layout_table
 from tests.rigs.node.simulated_rig import devices
 from tests.rigs.stage import strike_points
@@ -18,14 +18,14 @@ _RECORDINGS = 3
 _GRACE_S = 60.0
 _CONVERGE_S = 60.0
 
-Downtime = scenarios.Downtime
-Recorder = Callable[[scenarios.Scenario], "Recording"]
+Downtime = changes.Downtime
+Recorder = Callable[[changes.Change], "Recording"]
 Ends = Collection[tuple[str | None, str | None, layout_table.Gpus]]
 """How a node may be in the end: its state, its applied layout, and its GPUs."""
 
 
 class Recording(NamedTuple):
-    """What a scenario is without a disturbance."""
+    """What a change is without a disturbance."""
 
     start: stage.Start
     moments: tuple[str, ...]
@@ -42,38 +42,38 @@ class KillResult(NamedTuple):
     problems: tuple[str, ...] = ()
 
 
-def record(scenario: scenarios.Scenario) -> Recording:
-    """Play a scenario, and what leads to it, without a disturbance.
+def record(change: changes.Change) -> Recording:
+    """Play a change, and what leads to it, without a disturbance.
 
     Whether kubelet or the agent reports new devices first, and whether a wait polls at all,
     depends on their speed; so it is played several times.
     """
-    start = _start_of(scenario)
-    first, *others = (_moments(scenario, start) for _ in range(_RECORDINGS))
+    start = _start_of(change)
+    first, *others = (_moments(change, start) for _ in range(_RECORDINGS))
     moments = tuple(moment for moment in first if all(moment in each for each in others))
     return Recording(start=start, moments=moments)
 
 
-def _moments(scenario: scenarios.Scenario, start: stage.Start) -> tuple[str, ...]:
-    with stage.CrashStage(scenario, start) as rig:
-        assert rig.devices_in_words() == scenario.before
-        rig.label(scenario.layout)
+def _moments(change: changes.Change, start: stage.Start) -> tuple[str, ...]:
+    with stage.CrashStage(change, start) as rig:
+        assert rig.devices_in_words() == change.before
+        rig.label(change.layout)
         agent = rig.spawn()
-        rig.wait(lambda: agent.has_served, f"the end of {scenario.name}")
+        rig.wait(lambda: agent.has_served, f"the end of {change.name}")
         problem = f"{rig.status()}\n{rig.logs()}"
-        assert rig.status()["state"] == scenario.ends.value, problem
-        assert rig.status()["reason"] == scenario.reason.value, problem
+        assert rig.status()["state"] == change.ends.value, problem
+        assert rig.status()["reason"] == change.reason.value, problem
         return strike_points.distinct_moments(agent.moments())
 
 
-def _start_of(scenario: scenarios.Scenario) -> stage.Start:
-    bare = dataclasses.replace(scenario, guarded_resource="", is_cordoned=False, options=())
+def _start_of(change: changes.Change) -> stage.Start:
+    bare = dataclasses.replace(change, guarded_resource="", is_cordoned=False, options=())
     with stage.CrashStage(bare, None) as rig:
         keys = {well_known.CONFIG_LABEL, well_known.STATE_LABEL, well_known.APPLIED_LABEL}
-        if scenario.was:
-            rig.label(scenario.was)
+        if change.was:
+            rig.label(change.was)
             agent = rig.spawn()
-            rig.wait(lambda: agent.has_served, f"layout {scenario.was}")
+            rig.wait(lambda: agent.has_served, f"layout {change.was}")
             assert rig.status()["state"] == model.State.SUCCESS.value, rig.logs()
             agent.kill()
         node, now = rig.node(), rig.state.read()
@@ -86,7 +86,7 @@ def _start_of(scenario: scenarios.Scenario) -> stage.Start:
 
 
 def strike_and_restart(
-    variant: scenarios.Variant, recording: Recording, moment: str
+    variant: changes.Variant, recording: Recording, moment: str
 ) -> KillResult | None:
     """Strike an agent at a moment, and start the next one on the node that it leaves.
 
@@ -94,8 +94,8 @@ def strike_and_restart(
         None if the agent did not come to the moment.
     """
     strike = _kill if variant.strike_with is signal.SIGKILL else _stop
-    with stage.CrashStage(variant.scenario, recording.start) as rig:
-        rig.label(variant.scenario.layout)
+    with stage.CrashStage(variant.change, recording.start) as rig:
+        rig.label(variant.change.layout)
         result = strike(rig, moment)
         if result and not result.problems:
             _pass_downtime(variant.downtime, rig)
@@ -147,11 +147,11 @@ def _pass_downtime(downtime: Downtime, rig: stage.CrashStage) -> None:
         case Downtime.REBOOT:
             rig.reboot()
         case Downtime.OTHER_LAYOUT:
-            rig.label(rig.scenario.other)
+            rig.label(rig.change.other)
         case Downtime.NO_LAYOUT:
             rig.label(None)
         case Downtime.OLD_LAYOUT:
-            rig.label(rig.scenario.was)
+            rig.label(rig.change.was)
         case Downtime.CORRUPT_JOURNAL:
             rig.cut_journal()
 
@@ -180,7 +180,7 @@ def _problems(rig: stage.CrashStage, downtime: Downtime) -> Iterable[str]:
     yield from _not_restored(rig)
     labels, gpus = objects.labels(rig.node()), rig.devices_in_words()
     end = labels.get(well_known.STATE_LABEL), labels.get(well_known.APPLIED_LABEL), gpus
-    if end not in _allowed_ends(rig.scenario, downtime):
+    if end not in _allowed_ends(rig.change, downtime):
         yield f"the end {end}, status {dict(rig.status())}"
     if not rig.is_offering():
         allocatable = rig.sandboxes[0].devices.allocatable()
@@ -192,41 +192,41 @@ def _problems(rig: stage.CrashStage, downtime: Downtime) -> Iterable[str]:
 def _not_restored(rig: stage.CrashStage, *, is_stopped: bool = False) -> list[str]:
     hooks = ["the exit hooks have not run"] if rig.awaits_exit_hooks() else []
     return hooks + rig.unrestored_on_node(
-        is_stopped=is_stopped, is_cordoned=rig.scenario.is_cordoned, deployed=rig.deploy_labels
+        is_stopped=is_stopped, is_cordoned=rig.change.is_cordoned, deployed=rig.deploy_labels
     )
 
 
-def _allowed_ends(scenario: scenarios.Scenario, downtime: Downtime) -> Ends:
+def _allowed_ends(change: changes.Change, downtime: Downtime) -> Ends:
     """Return how the node may be in the end; a change that failed has not moved an instance."""
     was, success, failed = (
-        scenario.was or None,
+        change.was or None,
         model.State.SUCCESS.value,
         model.State.FAILED.value,
     )
-    done = scenario.layout, scenario.after
+    done = change.layout, change.after
     match downtime:
         case Downtime.OTHER_LAYOUT:
-            return {(success, scenario.other, scenario.gpus_with(scenario.other))}
+            return {(success, change.other, change.gpus_with(change.other))}
         case Downtime.OLD_LAYOUT:
-            return {(success, was, scenario.before)}
+            return {(success, was, change.before)}
         case Downtime.NO_LAYOUT:
             # What is active but not yet verified has no name once the label is gone.
-            named = (done, (None, scenario.after), (was, scenario.before))
+            named = (done, (None, change.after), (was, change.before))
             return {(state, *each) for state, each in itertools.product((success, failed), named)}
         case Downtime.REBOOT:
             return {(success, *done)}
         case Downtime.RESTART | Downtime.CORRUPT_JOURNAL:
-            if scenario.ends is model.State.SUCCESS:
+            if change.ends is model.State.SUCCESS:
                 return {(success, *done)}
-            return {(failed, was, scenario.before)}
+            return {(failed, was, change.before)}
 
 
 def _disturbed_pods(rig: stage.CrashStage, downtime: Downtime) -> Iterable[str]:
     """Name the pods that were disturbed although the change does not affect their devices."""
-    spared = layout_table.devices_by_gpu(rig.scenario.before)
-    spared &= layout_table.devices_by_gpu(rig.scenario.gpus_after_drain)
+    spared = layout_table.devices_by_gpu(rig.change.before)
+    spared &= layout_table.devices_by_gpu(rig.change.gpus_after_drain)
     if downtime is Downtime.OTHER_LAYOUT:
-        spared &= layout_table.devices_by_gpu(rig.scenario.gpus_with(rig.scenario.other))
+        spared &= layout_table.devices_by_gpu(rig.change.gpus_with(rig.change.other))
     now, in_use, ready = rig.serials(), rig.devices_by_pod(), rig.ready_pods()
     for pod in rig.pods:
         if not spared.issuperset(pod.devices):

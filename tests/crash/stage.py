@@ -16,7 +16,7 @@ from mig_manager.sandbox import stages
 from mig_manager.sandbox.driver import states
 from mig_manager.sandbox.node import cluster_view, objects, sandbox_node
 from testkit import nvml_faults
-from tests.crash import agent_process, scenarios
+from tests.crash import agent_process, changes
 from tests.rigs import layout_table
 from tests.rigs.cluster import monitors
 from tests.rigs.node import simulated_rig, unrestored
@@ -47,7 +47,7 @@ destroyed and created again, its serial does not."""
 
 
 class Start(NamedTuple):
-    """What a node has before the scenario begins, as an agent left it."""
+    """What a node has before the change begins, as an agent left it."""
 
     gpus: tuple[states.GpuState, ...]
     next_serial: int
@@ -68,20 +68,20 @@ class CrashStage(agent_stage.AgentStage):
     """The stage with short time limits, for agents that can be struck.
 
     Args:
-        scenario: What is on it.
+        change: What is done on it.
         start: What it begins with; None: a node as it comes.
     """
 
-    def __init__(self, scenario: scenarios.Scenario, start: Start | None) -> None:
-        labels = _CLIENT_LABELS | ({_MONITOR_LABEL: "true"} if scenario.has_monitor else {})
+    def __init__(self, change: changes.Change, start: Start | None) -> None:
+        labels = _CLIENT_LABELS | ({_MONITOR_LABEL: "true"} if change.has_monitor else {})
         super().__init__(
-            scenario.spec,
+            change.spec,
             text=layout_table.document(layout_table.LAYOUTS),
             node_options=dataclasses.replace(
                 _QUICK, labels=labels | dict(start.labels if start else {})
             ),
         )
-        self.scenario = scenario
+        self.change = change
         self._start_with = start
         self._agents = 0
 
@@ -94,20 +94,20 @@ class CrashStage(agent_stage.AgentStage):
                     now, gpus=start.gpus, next_serial=start.next_serial
                 )
             )
-            for fault in self.scenario.faults:
+            for fault in self.change.faults:
                 self.state.add_fault(fault)
         return super().connect(exits, folder)
 
     def start_agent(self) -> None:
         """Populate the node; agents come with ``spawn``."""
-        start, scenario = self._start_with, self.scenario
+        start, change = self._start_with, self.change
         self.patch(annotations=start.annotations if start else {})
-        if scenario.has_monitor:
+        if change.has_monitor:
             self.cluster.create(cluster_view.WatchedKind.DAEMON_SET, monitors.daemon_set())
         self.wait(self.is_offering, "the first devices")
         if start is not None:
             self._run_workloads()
-        if scenario.has_monitor:
+        if change.has_monitor:
             self.wait(
                 lambda: any(
                     objects.annotations(pod).get(objects.MONITORS) and objects.is_ready(pod)
@@ -115,7 +115,7 @@ class CrashStage(agent_stage.AgentStage):
                 ),
                 "the monitor",
             )
-        if scenario.is_cordoned:
+        if change.is_cordoned:
             self.api.patch(agent_stage.NODE_PATH, {"spec": {"unschedulable": True}})
         self.deploy_labels = unrestored.deploy_labels(objects.labels(self.node()))
         self.serials_before = self.serials()
@@ -125,11 +125,11 @@ class CrashStage(agent_stage.AgentStage):
         for resource, ids in self.sandboxes[0].devices.allocatable().items():
             is_gpu = resource == resources.GPU
             short = resource.partition("/")[2]
-            for number in range(self.scenario.whole_gpu_pods if is_gpu else len(ids)):
+            for number in range(self.change.whole_gpu_pods if is_gpu else len(ids)):
                 name = f"{short.replace('.', '-')}-{number}"
                 pods.append((name, resource, {"resource": short}))
-        if self.scenario.guarded_resource:
-            labels = {"resource": self.scenario.guarded_resource.partition("/")[2]}
+        if self.change.guarded_resource:
+            labels = {"resource": self.change.guarded_resource.partition("/")[2]}
             self.guard({"matchLabels": labels})
         self.run_pods(pods)
         in_use, names = self.devices_by_pod(), simulated_rig.names(self.state)
@@ -141,7 +141,7 @@ class CrashStage(agent_stage.AgentStage):
         )
 
     def devices_in_words(self) -> layout_table.Gpus:
-        """Return what the driver has on the GPUs, in the words of the scenarios."""
+        """Return what the driver has on the GPUs, in the words of the layout table."""
         return simulated_rig.devices_in_words(self.state)
 
     def node(self) -> objects.JsonObject:
@@ -221,9 +221,9 @@ class CrashStage(agent_stage.AgentStage):
             "monitor_timeout_s": "10",
             "in_use_timeout_s": "5",
             "drift_check_interval_s": "0",
-            **dict(self.scenario.options),
+            **dict(self.change.options),
         }
-        if self.scenario.has_hooks:
+        if self.change.has_hooks:
             # A program at each point notes that it ran.
             log, file = (
                 self.machine.state_file.with_name(name) for name in ("hooked", "hooks.yaml")

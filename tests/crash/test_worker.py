@@ -10,17 +10,17 @@ import pytest
 
 from mig_manager.sandbox.driver import states
 from testkit import nvml_faults
-from tests.crash import kill_case, scenarios, stage
+from tests.crash import changes, kill_case, stage
 from tests.rigs.host import processes
 
 _LONG_S = 60.0
 _DEATH_S = 30.0
 _CHANGES = (
-    (scenarios.FIRST_HOPPER, "nvmlDeviceSetMigMode"),
-    (scenarios.ONE_SLICE, "nvmlComputeInstanceDestroy"),
-    (scenarios.ONE_SLICE, "nvmlGpuInstanceDestroy"),
-    (scenarios.ONE_SLICE, "nvmlDeviceCreateGpuInstance*"),
-    (scenarios.ONE_SLICE, "nvmlGpuInstanceCreateComputeInstance*"),
+    (changes.FIRST_HOPPER, "nvmlDeviceSetMigMode"),
+    (changes.ONE_SLICE, "nvmlComputeInstanceDestroy"),
+    (changes.ONE_SLICE, "nvmlGpuInstanceDestroy"),
+    (changes.ONE_SLICE, "nvmlDeviceCreateGpuInstance*"),
+    (changes.ONE_SLICE, "nvmlGpuInstanceCreateComputeInstance*"),
 )
 
 
@@ -32,7 +32,7 @@ def dies(process: int) -> bool:
 
 def kill_at_work(rig: stage.CrashStage, is_at_work: Callable[[], bool]) -> None:
     """Kill an agent when a condition holds; check that its workers die, too."""
-    rig.label(rig.scenario.layout)
+    rig.label(rig.change.layout)
     agent = rig.spawn(has_worker=True)
     rig.wait(is_at_work, "the worker")
     with contextlib.ExitStack() as stack:
@@ -50,17 +50,17 @@ def gpu_changes(rig: stage.CrashStage) -> int:
 
 
 @pytest.mark.parametrize(
-    ("scenario", "function"),
+    ("change", "function"),
     [
         pytest.param(*each, marks=[pytest.mark.slow] if number else [], id=each[1].rstrip("*"))
         for number, each in enumerate(_CHANGES)
     ],
 )
 def test_worker_in_a_driver_call_dies_with_its_agent(
-    scenario: scenarios.Scenario, function: str, recorder: kill_case.Recorder
+    change: changes.Change, function: str, recorder: kill_case.Recorder
 ) -> None:
-    recording = recorder(scenario)
-    with stage.CrashStage(scenario, recording.start) as rig:
+    recording = recorder(change)
+    with stage.CrashStage(change, recording.start) as rig:
         rig.state.add_fault(nvml_faults.Fault(function=function, hang_s=_LONG_S))
 
         kill_at_work(rig, lambda: any(armed.strikes for armed in rig.state.faults()))
@@ -71,21 +71,21 @@ def test_worker_in_a_driver_call_dies_with_its_agent(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("scenario", "nth", "latency"),
+    ("change", "nth", "latency"),
     [
-        (scenarios.FIRST_HOPPER, 1, states.Latency(mode_without_reset_s=_LONG_S)),
-        (scenarios.ONE_SLICE, 1, states.Latency(destroy_compute_instance_s=_LONG_S)),
-        (scenarios.ONE_SLICE, 2, states.Latency(destroy_gpu_instance_s=_LONG_S)),
-        (scenarios.ONE_SLICE, 3, states.Latency(create_gpu_instance_s=_LONG_S)),
-        (scenarios.ONE_SLICE, 4, states.Latency(create_compute_instance_s=_LONG_S)),
+        (changes.FIRST_HOPPER, 1, states.Latency(mode_without_reset_s=_LONG_S)),
+        (changes.ONE_SLICE, 1, states.Latency(destroy_compute_instance_s=_LONG_S)),
+        (changes.ONE_SLICE, 2, states.Latency(destroy_gpu_instance_s=_LONG_S)),
+        (changes.ONE_SLICE, 3, states.Latency(create_gpu_instance_s=_LONG_S)),
+        (changes.ONE_SLICE, 4, states.Latency(create_compute_instance_s=_LONG_S)),
     ],
     ids=["mode", "destroy-ci", "destroy-gi", "create-gi", "create-ci"],
 )
 def test_steps_of_a_killed_worker_are_resumed_or_undone(
-    scenario: scenarios.Scenario, nth: int, latency: states.Latency, recorder: kill_case.Recorder
+    change: changes.Change, nth: int, latency: states.Latency, recorder: kill_case.Recorder
 ) -> None:
-    recording = recorder(scenario)
-    with stage.CrashStage(scenario, recording.start) as rig:
+    recording = recorder(change)
+    with stage.CrashStage(change, recording.start) as rig:
         usual = rig.state.read().options
         rig.state.set_options(dataclasses.replace(usual, latency=latency))
         before = gpu_changes(rig)

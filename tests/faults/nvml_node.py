@@ -21,22 +21,22 @@ from tests.rigs.node import agents, fake_cluster, fakes, simulated_rig, unrestor
 from tests.rigs.shell import lost_stderr
 
 
-class FaultScenario(NamedTuple):
+class Change(NamedTuple):
     spec: str
-    before: str | None  # the layout that is active; None: a node that was never configured
+    was: str | None  # the layout that is active; None: a node that was never configured
     layout: str
     is_busy: bool = False  # whether a pod computes on every device
     are_changes_all: bool = False  # whether only calls that change something fail
 
 
-SCENARIOS = {
-    "first-on-ampere": FaultScenario("A30", None, "ampere"),
-    "first-on-two": FaultScenario("2xA30", None, "ampere", are_changes_all=True),
-    "first-on-hopper": FaultScenario("H100", None, "hopper"),
-    "one-slice": FaultScenario("A100-SXM4-40GB", "all-balanced", "one-slice", is_busy=True),
-    "inside": FaultScenario("A100-SXM4-40GB", "halves", "inside"),
-    "mode-off": FaultScenario("A30", "ampere", "all-disabled"),
-    "already-applied": FaultScenario("A30", "ampere", "ampere"),
+CHANGES = {
+    "first-on-ampere": Change("A30", None, "ampere"),
+    "first-on-two": Change("2xA30", None, "ampere", are_changes_all=True),
+    "first-on-hopper": Change("H100", None, "hopper"),
+    "one-slice": Change("A100-SXM4-40GB", "all-balanced", "one-slice", is_busy=True),
+    "inside": Change("A100-SXM4-40GB", "halves", "inside"),
+    "mode-off": Change("A30", "ampere", "all-disabled"),
+    "already-applied": Change("A30", "ampere", "ampere"),
 }
 
 
@@ -70,26 +70,26 @@ class RunEnd(NamedTuple):
 class StruckNode:
     """One simulated node with the pipeline on it, which starts from the same state every time."""
 
-    def __init__(self, scenario: FaultScenario, path: pathlib.Path) -> None:
-        self.scenario = scenario
-        simulated_nvml.create(scenario.spec, path)
+    def __init__(self, change: Change, path: pathlib.Path) -> None:
+        self.change = change
+        simulated_nvml.create(change.spec, path)
         self.state = nvml_faults.SharedState(path)
         self.gpus: ports.Gpus = nvml_gpus.NvmlGpus(in_use_timeout_s=5.0, clock=fakes.FakeClock())
         self._start = self.state.read()
-        if scenario.before is not None:
+        if change.was is not None:
             self.begin()
-            assert self.run_pipeline(scenario.before).is_good
+            assert self.run_pipeline(change.was).is_good
             self._start = self.state.read()
         self.before = simulated_rig.geometry(self.state)
 
     def begin(self) -> None:
-        """Bring everything back to the start of the scenario."""
+        """Bring everything back to the start of the change."""
         self.state.update(lambda _node: self._start)
         # A new one, because a fault may have left the session open.
         nvml_faults.install(self.state.path)
         self.cluster = rig = simulated_rig.SimulatedRig(self.state)
         rig.advance()
-        if self.scenario.is_busy:
+        if self.change.is_busy:
             rig.occupy()
         text = layout_table.document(layout_table.LAYOUTS)
         self._pipeline = agents.new_agent(rig, layouts=text, gpus=self.gpus)
@@ -101,7 +101,7 @@ class StruckNode:
         rig = self.cluster
         with listen() as log:
             outcome = self._pipeline.run(
-                layout or self.scenario.layout, fakes.FakeRequest(rig.clock)
+                layout or self.change.layout, fakes.FakeRequest(rig.clock)
             )
         assert [line for line in log if "exc_info" in line] == []
         remaining = [
@@ -145,7 +145,7 @@ class StruckNode:
         end = self.run_pipeline()
         assert end.is_good
         described = simulated_rig.devices_in_words(self.state)
-        assert described == layout_table.gpus_with(self.scenario.layout, len(described))
+        assert described == layout_table.gpus_with(self.change.layout, len(described))
         self.after = end.geometry
         calls = nvml_faults.read_calls(self.state.path)
         self.state.log_calls(is_on=False)
@@ -162,5 +162,5 @@ class StruckNode:
         return tuple(
             moment
             for moment in selected
-            if moment.function in nvml_codes.CHANGES or not self.scenario.are_changes_all
+            if moment.function in nvml_codes.CHANGES or not self.change.are_changes_all
         )

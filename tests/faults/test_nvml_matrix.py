@@ -33,9 +33,9 @@ WAYS = ("full-disk", "closed-pipe", "stalled-reader")
 
 
 @pytest.fixture
-def node(scenario: str, tmp_path: pathlib.Path) -> Iterator[nvml_node.StruckNode]:
+def node(change: str, tmp_path: pathlib.Path) -> Iterator[nvml_node.StruckNode]:
     try:
-        yield nvml_node.StruckNode(nvml_node.SCENARIOS[scenario], tmp_path / "state")
+        yield nvml_node.StruckNode(nvml_node.CHANGES[change], tmp_path / "state")
     finally:
         simulated_nvml.load(None)
 
@@ -82,7 +82,7 @@ def fail_once(
     # What the change did not see at first is kept, and with it the journal until all is right.
     assert end.remaining in ([], ["journal"] if answer in nvml_answers.HIDING else [])
     # A call that fails beside other GPUs is made once more without them.
-    is_alone = node.scenario.are_changes_all and moment.function == "nvmlDeviceSetMigMode"
+    is_alone = node.change.are_changes_all and moment.function == "nvmlDeviceSetMigMode"
     if not (end.is_good and is_alone):
         check_reason(moment, code, end)
     check_gpus(node, answer, end)
@@ -91,15 +91,15 @@ def fail_once(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("scenario", nvml_node.SCENARIOS)
+@pytest.mark.parametrize("change", nvml_node.CHANGES)
 def test_nvml_call_may_fail_once_with_any_code_and_the_node_recovers(
     node: nvml_node.StruckNode,
-    scenario: str,
+    change: str,
     record_property: matrix_rows.Note,
     pytestconfig: pytest.Config,
 ) -> None:
-    faults = matrix_rows.MatrixRow(_MATRIX, scenario=scenario)
-    logs = matrix_rows.MatrixRow(_LOST_LOGS, scenario=scenario)
+    faults = matrix_rows.MatrixRow(_MATRIX, change=change)
+    logs = matrix_rows.MatrixRow(_LOST_LOGS, change=change)
     ends: collections.Counter[str] = collections.Counter()
     lost: collections.Counter[str] = collections.Counter()
 
@@ -134,7 +134,7 @@ def test_nvml_call_may_fail_once_with_any_code_and_the_node_recovers(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("scenario", "function"),
+    ("change", "function"),
     [
         ("first-on-ampere", "nvmlInitWithFlags"),
         ("first-on-ampere", "nvmlDeviceGetUUID"),
@@ -161,6 +161,6 @@ def test_a_hung_call_is_abandoned_and_the_change_undone(
 
 
 @pytest.mark.parametrize("matrix", [_MATRIX, _LOST_LOGS])
-def test_the_published_results_are_of_present_scenarios(matrix: str) -> None:
-    rows = {each["scenario"] for each in matrix_rows.published_rows(matrix)}
-    assert rows == nvml_node.SCENARIOS.keys()
+def test_the_published_results_are_of_present_changes(matrix: str) -> None:
+    rows = {each["change"] for each in matrix_rows.published_rows(matrix)}
+    assert rows == nvml_node.CHANGES.keys()

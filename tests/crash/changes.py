@@ -18,7 +18,7 @@ _ROLLED_BACK = (UNDISTURBED - {"Verify"}) | {"RollBack"}
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Scenario:
+class Change:
     name: str
     spec: str
     was: str = ""  # the layout that is active before; empty: none, and MIG is off
@@ -68,34 +68,34 @@ _ONCE_ON_THE_ROLLBACK = nvml_faults.Fault(
 )
 """On the first GPU two small instances come, and the large one that was before does not."""
 
-FIRST = Scenario(
+FIRST = Change(
     name="first layout on A100",
     spec="2xA100-SXM4-40GB",
     layout="two-sizes",
     whole_gpu_pods=1,
     has_monitor=True,
 )
-FIRST_HOPPER = Scenario(
+FIRST_HOPPER = Change(
     name="first layout on H100",
     spec="1xH100",
     layout="two-sizes-h100",
     phases=UNDISTURBED - {"Drain"} | {"Taint"},
 )
-ONE_SLICE = Scenario(
+ONE_SLICE = Change(
     name="one slice on a busy node",
     spec="1xA100-SXM4-40GB",
     was="all-balanced",
     layout="one-slice",
     other="fewer",
 )
-MODE_OFF = Scenario(
+MODE_OFF = Change(
     name="mode off on one of two GPUs",
     spec="2xA100-SXM4-40GB",
     was="two-sizes",
     layout="first-off",
     has_monitor=True,
 )
-FAILING = Scenario(
+FAILING = Change(
     name="failing apply",
     spec="2xA100-SXM4-40GB",
     was="uneven",
@@ -154,17 +154,17 @@ class Downtime(enum.Enum):
 
 
 class Variant(NamedTuple):
-    """A scenario, the signal that strikes its agent, and what happens before the next one starts.
+    """A change, the signal that strikes its agent, and what happens before the next one starts.
 
     It is a row of the matrix.
     """
 
-    scenario: Scenario
+    change: Change
     downtime: Downtime = Downtime.RESTART
     strike_with: signal.Signals = signal.SIGKILL
 
     def __str__(self) -> str:
-        return f"{self.scenario}-{self.what.replace(', ', '-').replace(' ', '-')}"
+        return f"{self.change}-{self.what.replace(', ', '-').replace(' ', '-')}"
 
     @property
     def what(self) -> str:
