@@ -38,9 +38,17 @@ _REASONS: dict[int, reasons.Reason] = {
     pynvml.NVML_ERROR_INSUFFICIENT_RESOURCES: reasons.Reason.INSUFFICIENT_RESOURCES,
     pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH: reasons.Reason.NOT_SUPPORTED,
     pynvml.NVML_ERROR_DEPRECATED: reasons.Reason.NOT_SUPPORTED,
-    pynvml.NVML_ERROR_GPU_NOT_FOUND: reasons.Reason.GPU_LOST,
+    pynvml.NVML_ERROR_GPU_NOT_FOUND: reasons.Reason.DRIVER_NOT_LOADED,
 }
 """The reasons for answers of the functions we call; NVML_ERROR for all others."""
+
+_MESSAGES: Mapping[int, str] = {
+    pynvml.NVML_ERROR_LIBRARY_NOT_FOUND: f"NVIDIA driver not found: {programs.NVML}",
+    # Of nvmlInit (nvml.h, ``NVML_INIT_FLAG_NO_GPUS``); GPUs may be bound to it again.
+    pynvml.NVML_ERROR_GPU_NOT_FOUND: "no GPU is bound to the driver: all are missing, or passed "
+    "through to virtual machines",
+}
+"""The messages for answers that do not explain themselves."""
 
 UNOFFERED = frozenset({pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_INVALID_ARGUMENT})
 """Answers about a profile that this GPU lacks or this library is too old to know (nvml.h)."""
@@ -136,11 +144,8 @@ def call_unless(codes: Collection[int], function: Callable[..., Any], *args: obj
 
 def from_code(code: int, *, operation: str) -> errors.HardwareError:
     """Return the error for an NVML return value."""
-    is_missing = code == pynvml.NVML_ERROR_LIBRARY_NOT_FOUND
     return errors.HardwareError(
-        f"NVIDIA driver not found: {programs.NVML}"
-        if is_missing
-        else f"{operation} answered {str(pynvml.NVMLError(code))!r}",
+        _MESSAGES.get(code) or f"{operation} answered {str(pynvml.NVMLError(code))!r}",
         reason=_REASONS.get(code, reasons.Reason.NVML_ERROR),
         operation=operation,
         code=code,

@@ -16,8 +16,7 @@ class Point(enum.Enum):
     APPLY_START = "apply-start"  # first, even if the layout is already active
     PRE_APPLY_MODE = "pre-apply-mode"  # before MIG mode changes
     PRE_APPLY_CONFIG = "pre-apply-config"  # before instances are destroyed and created
-    APPLY_EXIT = "apply-exit"
-    """Last, even after a failure, unless a hook of ``apply-start`` failed."""
+    APPLY_EXIT = "apply-exit"  # last, even after a failure
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -49,6 +49,7 @@ _ERROR_TEXTS: Mapping[int, str] = {
     states.Code.IN_USE: "In use by another client",
     states.Code.INSUFFICIENT_RESOURCES: "Insufficient Resources",
     states.Code.ARGUMENT_VERSION_MISMATCH: "Argument Version Mismatch",
+    states.Code.GPU_NOT_FOUND: "No supported GPUs were found",
 }
 
 

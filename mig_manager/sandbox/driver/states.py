@@ -31,6 +31,7 @@ class Code(enum.IntEnum):
     IN_USE = 19
     INSUFFICIENT_RESOURCES = 23
     ARGUMENT_VERSION_MISMATCH = 25
+    GPU_NOT_FOUND = 28
     UNKNOWN = 999
 
 

@@ -48,6 +48,14 @@ def test_bindings_exception_becomes_an_error_with_its_function(
     assert caught.value.__cause__ is raised
 
 
+def test_a_driver_without_any_gpu_is_waited_for(node: NvmlRig) -> None:
+    node.fault("nvmlInit*", code=states.Code.GPU_NOT_FOUND)
+    with pytest.raises(errors.HardwareError, match="no GPU is bound to the driver") as caught:
+        node.gpus.observe()
+    assert caught.value.reason is reasons.Reason.DRIVER_NOT_LOADED
+    assert len(node.gpus.observe()) == 1
+
+
 @pytest.mark.usefixtures("_binding_restored")
 def test_a_session_that_cannot_be_closed_is_a_warning(
     node: NvmlRig, capsys: pytest.CaptureFixture[str]
