@@ -24,9 +24,9 @@ from mig_manager.core.node import (
     well_known,
 )
 
-IN_USE = 10_000  # use of a device by one pod or process; more than all pods of a node
-_ENDS_SOON = 1  # use by a pod that ends without an eviction
-_MUST_STAY = IN_USE**2  # use by a pod that the agent may not evict, so that the change would fail
+_ENDS_SOON = 10**3  # use of a device by a pod that ends without an eviction
+IN_USE = 10**7  # use by another pod or process
+_MUST_STAY = 10**13  # use by a pod that the agent may not evict, so that the change would fail
 
 _STUCK_AFTER_S = 120.0
 """More than kubelet needs after the grace period, and than clocks of nodes differ."""
@@ -143,8 +143,11 @@ class Usage:
         """Return how much the loss of each device matters, as for ``planner.plan``.
 
         It is the sum over the pods that are known to have the device: several share one by
-        replicas or a claim. A pod that ends within ``within_s`` matters least, unless it is stuck:
-        it has not ended long after its grace period. ``now_s`` is in Unix time.
+        replicas or a claim. A pod with several devices is evicted once, so each of them has a part
+        of the pod's weight: a plan for the fewest pods is then found more often.
+
+        A pod that ends within ``within_s`` matters least, unless it is stuck: it has not ended
+        long after its grace period. ``now_s`` is in Unix time.
         """
         use = collections.Counter[str]()
         for pod, allocated in self._pods_with_allocations():
@@ -153,7 +156,8 @@ class Usage:
                 is_soon = -_STUCK_AFTER_S <= pod.ends_by_s - now_s <= within_s
                 weight = _ENDS_SOON if is_soon else IN_USE
             ids = allocated.device_ids if allocated else frozenset[str]()
-            use.update(dict.fromkeys(ids.union(pod.claimed_ids or ()), weight))
+            ids = ids.union(pod.claimed_ids or ())
+            use.update({one: weight // len(ids) for one in ids})
         return use
 
     @property

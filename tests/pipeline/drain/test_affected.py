@@ -22,6 +22,7 @@ mig-configs:
   six:
   - {devices: [0], mig-enabled: true, mig-devices: {1g.5gb: 6}}
 """
+SECOND_OFF = "  - {devices: [1], mig-enabled: false}\n"
 
 
 def test_a_finished_pod_that_kubelet_still_lists_does_not_use_its_device() -> None:
@@ -258,6 +259,10 @@ def _add_two(rig: node_rig.NodeRig, device: str) -> None:
     _add_one(rig, device)
 
 
+def _add_wide(rig: node_rig.NodeRig, device: str) -> None:
+    rig.pods.add("wide", devices=frozenset({device, nodes.device(rig, 1, "1g.5gb")}))
+
+
 def _add_kept(rig: node_rig.NodeRig, device: str) -> None:
     rig.pods.add(f"kept-{len(rig.pods)}", devices=frozenset({device}), is_kept=True)
 
@@ -277,6 +282,7 @@ def _add_daemon(rig: node_rig.NodeRig, device: str) -> None:
     ("add_cheapest", "add_other", "evictions"),
     [
         pytest.param(_add_one, _add_two, 1, id="the pods share devices"),
+        pytest.param(_add_wide, _add_one, 1, id="a pod loses one of its devices anyway"),
         pytest.param(_add_daemon, _add_one, 0, id="a change pauses the pod of one device"),
         pytest.param(_add_two, _add_kept, 2, id="the others forbid their eviction"),
         pytest.param(_add_two, _add_mirror, 2, id="the others are static"),
@@ -293,7 +299,7 @@ def test_the_device_is_destroyed_whose_loss_evicts_the_fewest_pods(
     for device in sorted(rig.gpus[0].mig_uuids):
         (add_cheapest if device == cheapest else add_other)(rig, device)
 
-    ends.assert_ends(rig, Reason.APPLIED, layout="six", layouts=SIX)
+    ends.assert_ends(rig, Reason.APPLIED, layout="six", layouts=SIX + SECOND_OFF)
 
     assert cheapest not in rig.gpus[0].mig_uuids
     assert rig.log.count("workloads.evict") == evictions
