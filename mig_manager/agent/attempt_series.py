@@ -152,8 +152,7 @@ class AttemptSeries:
             self.lacks_outcome = False
         finally:
             self._context.deps.standby.dismiss()
-            if self._context.deps.pod_watch is not None:
-                self._context.deps.pod_watch.dismiss()
+            self._context.deps.pod_watch.dismiss()
             self._record = attempt.recorder.record
             if attempt.status.observed_gpus is not None:
                 self._on_gpus(attempt.status.observed_gpus)

@@ -57,6 +57,7 @@ def of_node(
         workloads=pods.KubeWorkloads(
             kube, node_name=settings.node_name, clock=system, watch=pod_watch
         ),
+        pod_watch=pod_watch,
         allocations=kubelet,
         is_advertiser=settings.advertises_simulated,
         processes=workers.processes,

@@ -38,7 +38,6 @@ class Overrides:
     watch_times: watch.WatchTimes | None = None
     watches_files: bool = True
     """False if one process has many agents: the kernel allows a user few inotify instances."""
-    watches_pods: bool = True  # False if the API server has no pods
 
 
 class AgentService:
@@ -78,8 +77,6 @@ class AgentService:
         deps = overrides.replace_ports(
             dependencies.of_node(settings, kube, telemetry, boot_id, self._watch, pod_watch)
         )
-        if overrides.watches_pods:
-            deps = dataclasses.replace(deps, pod_watch=pod_watch)
         self.reconciler = reconcile.Reconciler(deps, settings)
         self._node = deps.node
         self._events = self._new_events() if settings.watches_gpu_events else None

@@ -24,7 +24,7 @@ from testkit import nvml_faults
 from tests.rigs.stage import in_process, strike_points
 
 IDLE = "idle"  # noted whenever the agent begins to wait: for a request, or for its next retry
-_NO_PORTS = frozenset({"clock", "telemetry"})
+_NO_PORTS = frozenset({"clock", "telemetry", "pod_watch"})  # whose calls change nothing
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

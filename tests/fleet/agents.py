@@ -63,7 +63,7 @@ def in_memory(name: str, folder: pathlib.Path, **options: str) -> dict[str, Any]
         "gpus": fake_host.FakeGpus(rig),
         "allocations": fake_cluster.FakeAllocations(rig),
         "configs": fakes.FakeConfig(agents.CONFIG),
-        "processes": None,
+        "processes": lambda: dict.fromkeys((gpu.uuid for gpu in rig.gpus), ()),
         "overrides": main.Overrides(watch_times=_WATCH_TIMES, watches_files=False),
     }
 

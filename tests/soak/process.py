@@ -75,9 +75,8 @@ class Process:
             agent_settings.AgentSettings.read(dict(_OPTIONS) | {"heal_drift": heals}, {}),
             _NO_API,
             boot_id=rig.state.boot_id,
-            overrides=main.Overrides(
-                telemetry=self.box, inbox=self.box, watches_files=False, watches_pods=False
-            ),
+            overrides=main.Overrides(telemetry=self.box, inbox=self.box, watches_files=False),
+            pod_watch=fakes.FakePodWatch(),
             clock=rig.clock,
             lock=fakes.FakeLock(),
             verified_layout_file=rig.verified_layout_file,

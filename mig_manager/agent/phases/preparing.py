@@ -121,8 +121,7 @@ def _require_idle(attempt: attempts.Attempt, change: PreparedChange, wait: timin
 
 def _avoid_processes(attempt: attempts.Attempt, change: PreparedChange) -> PreparedChange:
     """Plan again so that instances that processes use stay, unless that affects other pods."""
-    processes = attempt.deps.processes() if attempt.deps.processes else None
-    used_ids = frozenset(gpu_processes.ids_in_use(change.inputs.gpus, processes or {}))
+    used_ids = frozenset(gpu_processes.ids_in_use(change.inputs.gpus, attempt.deps.processes()))
     other = _plan(attempt, change, change.usage, used_ids=used_ids)
     before, after = ({pod.key for pod in each.affected_pods} for each in (change, other))
     return other if after <= before else change
@@ -134,8 +133,7 @@ def _plan_and_check(attempt: attempts.Attempt, last: planning.PlannedChange) -> 
     ``last`` is the change with its last plan, whose affected pods must be known.
     """
     attempt.deps.standby.prepare()
-    if attempt.deps.pod_watch is not None:
-        attempt.deps.pod_watch.expect_change()
+    attempt.deps.pod_watch.expect_change()
     change = _plan_for_usage(attempt, last)
     # Another plan may affect other pods, whose devices were not waited for.
     is_other = change.scope.affected != last.scope.affected

@@ -97,12 +97,9 @@ def require_idle(
         GpuInUseError: Some processes remain.
         Superseded: Another layout is requested, or the agent stops.
     """
-    if deps.processes is None:
-        return
-    ask = deps.processes
 
     def check() -> None:
-        blocking = dataclasses.replace(usage, processes=ask()).blocking(
+        blocking = dataclasses.replace(usage, processes=deps.processes()).blocking(
             plan,
             leaving=usage.users(scope.affected),
             services=services,
@@ -212,6 +209,6 @@ def _observe(
         resource_names=gpu_use.resource_names(gpus),
         extra_clients=extra_clients,
     )
-    if deps.processes is not None and needs_processes(usage):
+    if needs_processes(usage):
         return dataclasses.replace(usage, processes=deps.processes())
     return usage

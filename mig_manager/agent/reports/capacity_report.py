@@ -80,8 +80,7 @@ class CapacityReport:
             self._is_followed = has_changed = is_on_demand
             self._retry = _NO_RETRY
             self._burst.clear()
-            if self._deps.pod_watch is not None:
-                (self._deps.pod_watch.keep if is_on_demand else self._deps.pod_watch.release)()
+            (self._deps.pod_watch.keep if is_on_demand else self._deps.pod_watch.release)()
         if has_changed:
             self._expect()
 

@@ -42,6 +42,9 @@ class Dependencies:
     workloads: Workloads
     allocations: DeviceAllocations
     slices: ResourceSlices
+    pod_watch: PodWatch
+    processes: Callable[[], gpu_processes.Processes]
+    """Returns the GPU processes by UUID; HardwareError if the driver does not list them."""
     configs: ConfigSource
     clock: timing.Clock
     lock: NodeLock
@@ -68,6 +71,3 @@ class Dependencies:
     slots: Slots | None = None  # None: no limit on the nodes that change at the same time
     extra_clients: Callable[[], tuple[client_table.ExtraClient, ...]] = tuple
     """Returns the GPU clients beside NVIDIA's; raises ConfigError if their file is invalid."""
-    pod_watch: PodWatch | None = None  # None: pods are not watched
-    processes: Callable[[], gpu_processes.Processes] | None = None
-    """Returns the GPU processes by UUID, or raises HardwareError; None: they are unknown."""

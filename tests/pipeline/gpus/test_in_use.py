@@ -243,14 +243,16 @@ def test_running_pods_with_missing_devices_block_a_rollback(*, is_running: bool)
 
 def test_a_pod_with_a_missing_claimed_device_is_not_evicted_unrequested() -> None:
     rig = nodes.dra_node()
-    rig.pods.add(
+    uid = rig.pods.add(
         "outdated", has_claims=True, claimed_ids=frozenset({driver_rules.mig_uuid("outdated")})
     )
+    processes = asking({rig.gpus[0].uuid: (process(f"pod {uid}"),)})
     drifts.tamper(rig)
     layout = "all-balanced"
-    outcome = agents.run(rig, layout, by=agents.new_agent(rig), is_heal=True)
+    outcome = agents.run(rig, layout, by=agents.new_agent(rig, **processes), is_heal=True)
     assert outcome.reason is Reason.DRIFTED
     assert "default/outdated" in outcome.message
     assert "workloads.evict" not in rig.log
-    ends.assert_ends(rig, Reason.APPLIED, layout=layout)
+    agent = agents.new_agent(rig, **processes)
+    ends.assert_ends(rig, Reason.APPLIED, layout=layout, by=agent)
     assert "outdated" not in rig.pods.names

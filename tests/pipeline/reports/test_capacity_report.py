@@ -17,21 +17,6 @@ from tests.rigs.node import agents, fakes, gpu_values, node_rig, nodes
 GPU_0 = 0
 
 
-class PodWatch:
-    def __init__(self) -> None:
-        self.is_kept = False
-
-    def expect_change(self) -> None: ...
-
-    def keep(self) -> None:
-        self.is_kept = True
-
-    def release(self) -> None:
-        self.is_kept = False
-
-    def dismiss(self) -> None: ...
-
-
 @pytest.fixture
 def rig() -> node_rig.NodeRig:
     """A node with ``all-balanced``: pods use slices 0-1 of the first GPU, 4-7 of the second."""
@@ -104,7 +89,7 @@ def test_a_node_without_a_request_publishes_the_use_once(rig: node_rig.NodeRig) 
 def test_nothing_happens_at_rest_on_a_node_without_on_demand_partitioning(
     rig: node_rig.NodeRig,
 ) -> None:
-    watch = PodWatch()
+    watch = fakes.FakePodWatch()
     agent = agents.new_agent(rig, pod_watch=watch)
     agents.run(rig, "all-balanced", by=agent)
 
@@ -166,7 +151,7 @@ def test_an_unchanged_use_is_not_written_again(rig: node_rig.NodeRig) -> None:
 
 
 def test_the_watch_of_the_pods_comes_and_goes_with_the_label(rig: node_rig.NodeRig) -> None:
-    watch = PodWatch()
+    watch = fakes.FakePodWatch()
     agent = on_demand(rig, pod_watch=watch)
     assert watch.is_kept
     assert catch_up(rig, agent) == [1.0]

@@ -10,7 +10,7 @@ from mig_manager.core import model, standbys, steps
 from mig_manager.core.node import discovery_labels, well_known
 from mig_manager.core.records import inventory_codec, run_status
 from mig_manager.reasons import Reason
-from tests.rigs.node import agents, ends, fake_host, gpu_values, node_rig, nodes, strikes
+from tests.rigs.node import agents, ends, fake_host, fakes, gpu_values, node_rig, nodes, strikes
 from tests.rigs.node.nodes import guarded_node, node_with_whole_node_drain, node_without_evictions
 
 
@@ -149,19 +149,16 @@ def test_standby_and_pod_watch_begin_before_a_change_and_end_with_it() -> None:
         def dismiss(self) -> None:
             rig.log.append("dismiss")
 
-    class PodWatch:
+    class PodWatch(fakes.FakePodWatch):
         def expect_change(self) -> None:
             rig.log.append("expect change")
-
-        def keep(self) -> None: ...
-
-        def release(self) -> None: ...
 
         def dismiss(self) -> None:
             rig.log.append("dismiss watch")
 
     agent = agents.new_agent(rig, standby=Standby(), pod_watch=PodWatch())
-    before = ["prepare", "gpus.observe", "prepare", "expect change"]
+    # The query of the processes uses the worker that was prepared before it.
+    before = ["prepare", "gpus.observe", "prepare", "expect change", "prepare"]
     order = [*before, "gpus.execute", "dismiss", "dismiss watch"]
 
     agents.run(rig, "all-1g.5gb", by=agent)

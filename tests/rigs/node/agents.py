@@ -68,6 +68,8 @@ def _dependencies(rig: node_rig.NodeRig, layouts: str = CONFIG) -> ports.Depende
             client_table.parse(rig.extra_clients, source="test.yaml") if rig.extra_clients else ()
         ),
         lock=fakes.FakeLock(),
+        pod_watch=fakes.FakePodWatch(),
+        processes=lambda: dict.fromkeys((gpu.uuid for gpu in rig.gpus), ()),
         slots=fake_cluster.FakeSlots(rig) if rig.slots.are_limited else None,
         boot_id=rig.host.boot_id,
         reset=machine if rig.resets.are_available else None,

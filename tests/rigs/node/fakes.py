@@ -1,4 +1,4 @@
-"""Fakes of small ports: the clock, a request, the lock, telemetry and a layout file."""
+"""Fakes of small ports: clock, request, lock, watch of the pods, telemetry, layout file."""
 
 import collections
 import contextlib
@@ -89,6 +89,23 @@ class FakeLock:
             yield
         finally:
             self.is_locked = False
+
+
+class FakePodWatch:
+    """The watch of a node's pods: whether it goes on after a change."""
+
+    def __init__(self) -> None:
+        self.is_kept = False
+
+    def expect_change(self) -> None: ...
+
+    def keep(self) -> None:
+        self.is_kept = True
+
+    def release(self) -> None:
+        self.is_kept = False
+
+    def dismiss(self) -> None: ...
 
 
 class FakeTelemetry(ports.Telemetry):
