@@ -158,7 +158,7 @@ class _Unfinished:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class _Track:
+class _NodeHistory:
     """The history of one node in a rollout, between decisions."""
 
     uid: str = ""  # a node registered again under its name is another node
@@ -179,7 +179,7 @@ class _Track:
         """Whether it failed during the rollout."""
         return self.first_failure is _FirstFailure.DURING
 
-    def after(self, progress: NodeProgress, *, has_begun: bool) -> "_Track":
+    def after(self, progress: NodeProgress, *, has_begun: bool) -> "_NodeHistory":
         """Return it with the failure that this progress shows; an applied layout ends one."""
         if progress.state is NodeProgressState.SUCCESS:
             return dataclasses.replace(self, failure=None)
@@ -197,7 +197,7 @@ class Rollout:
     def __init__(self, goal: goals.Goal, limits: RolloutLimits) -> None:
         self._goal = goal
         self._limits = limits
-        self._tracks: dict[str, _Track] = {}
+        self._histories: dict[str, _NodeHistory] = {}
         self._misfits: dict[object, preview.NodePlan | None] = {}
         self._has_begun = False
         self._rest: tuple[object, float] = ((), 0.0)
@@ -205,25 +205,25 @@ class Rollout:
 
     def record_request(self, name: str) -> None:
         """Record that a node's label was written."""
-        self._tracks[name] = dataclasses.replace(self._tracks[name], is_requested=True)
+        self._histories[name] = dataclasses.replace(self._histories[name], is_requested=True)
 
     def record_withdrawal(self, name: str) -> None:
         """Record that a node's previous request was restored."""
-        self._tracks[name] = dataclasses.replace(self._tracks[name], is_withdrawn=True)
+        self._histories[name] = dataclasses.replace(self._histories[name], is_withdrawn=True)
 
     def decide(self, nodes: Sequence[fleet_nodes.FleetNode], now_s: float) -> RolloutDecision:
         """Decide the next actions for the selected nodes; ``now_s`` is monotonic."""
         included = (
-            node for node in nodes if self._goal.includes(node) or self._track(node).has_joined
+            node for node in nodes if self._goal.includes(node) or self._history(node).has_joined
         )
         ordered = sorted(included, key=lambda node: node.order)
-        steps = [self._step(self._track(node), node, now_s) for node in ordered]
-        progress = [each for _, each in steps]
-        self._tracks.update((each.name, track) for track, each in steps)
+        advanced = [self._advance(self._history(node), node, now_s) for node in ordered]
+        progress = [each for _, each in advanced]
+        self._histories.update((each.name, history) for history, each in advanced)
         self._has_begun = True
-        is_moving = any(map(self._is_moving, steps))
+        is_moving = any(map(self._is_moving, advanced))
         # A node that fails repeatedly changes often, but never lets another node start.
-        is_awaiting = is_moving or any(self._is_awaiting(each, now_s) for each in steps)
+        is_awaiting = is_moving or any(self._is_awaiting(each, now_s) for each in advanced)
         states = (
             () if is_awaiting else tuple(None if p.state in BAD else p.state for p in progress)
         )
@@ -237,11 +237,11 @@ class Rollout:
             phase=phase,
             nodes=tuple(progress),
             max_unavailable=self._limits.max_nodes(sum(node.has_published for node in ordered)),
-            failures=tuple(track.failure for track, _ in steps if track.failure),
+            failures=tuple(history.failure for history, _ in advanced if history.failure),
             withdraw=tuple(
                 node.name
-                for node, (track, each) in zip(ordered, steps, strict=True)
-                if each.state is NodeProgressState.NO_RESPONSE and self._is_ours(track, node)
+                for node, (history, each) in zip(ordered, advanced, strict=True)
+                if each.state is NodeProgressState.NO_RESPONSE and self._is_ours(history, node)
             ),
         )
         if phase not in (RolloutPhase.ROLLING, RolloutPhase.STALLED):
@@ -251,42 +251,44 @@ class Rollout:
         phase = RolloutPhase.ROLLING if start else phase
         return dataclasses.replace(decision, phase=phase, start=start)
 
-    def _track(self, node: fleet_nodes.FleetNode) -> _Track:
-        track = self._tracks.get(node.name)
-        if track is None or track.uid != node.view.uid:
+    def _history(self, node: fleet_nodes.FleetNode) -> _NodeHistory:
+        history = self._histories.get(node.name)
+        if history is None or history.uid != node.view.uid:
             # Else the replacement of a failed node would let further nodes start.
-            has_failed = track is not None and track.has_failed
+            has_failed = history is not None and history.has_failed
             first_failure = _FirstFailure.DURING if has_failed else _FirstFailure.NONE
-            track = _Track(uid=node.view.uid, first_failure=first_failure)
-        if track.has_joined or node.gpus_text in (None, track.gpus_text):
+            history = _NodeHistory(uid=node.view.uid, first_failure=first_failure)
+        if history.has_joined or node.gpus_text in (None, history.gpus_text):
             # For a node that shows no GPUs for a while, its previous ones count.
-            return track
+            return history
         misfit = preview.misfit(self._goal, node, self._misfits)
-        return dataclasses.replace(track, gpus_text=node.gpus_text, misfit=misfit)
+        return dataclasses.replace(history, gpus_text=node.gpus_text, misfit=misfit)
 
-    def _is_ours(self, track: _Track, node: fleet_nodes.FleetNode) -> bool:
+    def _is_ours(self, history: _NodeHistory, node: fleet_nodes.FleetNode) -> bool:
         """Return whether a rollout made the node's request, and it is not withdrawn."""
-        return not track.is_withdrawn and self._goal.withdrawal(node) is not None
+        return not history.is_withdrawn and self._goal.withdrawal(node) is not None
 
-    def _is_moving(self, step: tuple[_Track, NodeProgress]) -> bool:
-        track, progress = step
-        if self._limits.pauses and track.has_failed:
+    def _is_moving(self, pair: tuple[_NodeHistory, NodeProgress]) -> bool:
+        history, progress = pair
+        if self._limits.pauses and history.has_failed:
             return False
         return progress.state is NodeProgressState.PENDING or (
             progress.is_retried and progress.seconds < self._limits.node_timeout_s
         )
 
-    def _is_awaiting(self, step: tuple[_Track, NodeProgress], now_s: float) -> bool:
+    def _is_awaiting(self, pair: tuple[_NodeHistory, NodeProgress], now_s: float) -> bool:
         """Return whether another request may finish in time, so that the node can start."""
-        track, progress = step
-        since_s = track.unfinished.since_s if track.unfinished else now_s
+        history, progress = pair
+        since_s = history.unfinished.since_s if history.unfinished else now_s
         return progress.is_reserved and now_s - since_s < self._limits.node_timeout_s
 
     def _phase(
         self, progress: Sequence[NodeProgress], *, is_moving: bool, rest_s: float
     ) -> RolloutPhase:
         has_more = any(p.state is NodeProgressState.TO_DO for p in progress)
-        pauses = self._limits.pauses and any(track.has_failed for track in self._tracks.values())
+        pauses = self._limits.pauses and any(
+            history.has_failed for history in self._histories.values()
+        )
         if pauses and (has_more or is_moving):
             return RolloutPhase.PAUSING if is_moving else RolloutPhase.PAUSED
         if is_moving:
@@ -297,19 +299,19 @@ class Rollout:
         is_stalled = rest_s >= self._limits.silence_timeout_s
         return RolloutPhase.STALLED if is_stalled else RolloutPhase.ROLLING
 
-    def _step(
-        self, track: _Track, node: fleet_nodes.FleetNode, now_s: float
-    ) -> tuple[_Track, NodeProgress]:
+    def _advance(
+        self, history: _NodeHistory, node: fleet_nodes.FleetNode, now_s: float
+    ) -> tuple[_NodeHistory, NodeProgress]:
         """Return what to remember of a node, and its progress."""
-        target = track.target if track.has_joined else self._goal.target(node)
+        target = history.target if history.has_joined else self._goal.target(node)
         is_visible = node.requested == target
-        state, message = self._state(track, node, is_visible=is_visible)
+        state, message = self._state(history, node, is_visible=is_visible)
         reported = node.current_status
-        since_s = track.since_s
-        cause = track.misfit if state is NodeProgressState.SKIPPED else reported
+        since_s = history.since_s
+        cause = history.misfit if state is NodeProgressState.SKIPPED else reported
         if is_visible and state is not NodeProgressState.SKIPPED:
-            track = dataclasses.replace(
-                track, is_requested=False, has_joined=True, target=node.requested
+            history = dataclasses.replace(
+                history, is_requested=False, has_joined=True, target=node.requested
             )
         if state in (NodeProgressState.SUCCESS, NodeProgressState.TO_DO):
             since_s = None
@@ -321,7 +323,7 @@ class Rollout:
             is_silent = is_visible and not node.has_responded
             state, late = self._state_in_time(seconds, is_silent=is_silent)
             message = messages.join(late, message)
-        unfinished = _track_unfinished(track.unfinished, node, now_s)
+        unfinished = _unfinished_request(history.unfinished, node, now_s)
         # A silent agent changes nothing.
         is_awaited = unfinished is not None and (
             node.has_responded or now_s - unfinished.since_s < self._limits.silence_timeout_s
@@ -339,19 +341,19 @@ class Rollout:
             unreachable=reported.unreachable
             if reported and state is NodeProgressState.SUCCESS
             else (),
-            is_unavailable=self._is_unavailable(track, node, state, is_awaited=is_awaited),
+            is_unavailable=self._is_unavailable(history, node, state, is_awaited=is_awaited),
             is_reserved=state is NodeProgressState.TO_DO
             and self._goal.layout is not None
             and is_awaited
             # A request that failed has changed nothing.
             and not (reported and reported.state is model.State.FAILED),
         )
-        track = dataclasses.replace(track, since_s=since_s, unfinished=unfinished)
-        return track.after(progress, has_begun=self._has_begun), progress
+        history = dataclasses.replace(history, since_s=since_s, unfinished=unfinished)
+        return history.after(progress, has_begun=self._has_begun), progress
 
     def _is_unavailable(
         self,
-        track: _Track,
+        history: _NodeHistory,
         node: fleet_nodes.FleetNode,
         state: NodeProgressState,
         *,
@@ -364,28 +366,28 @@ class Rollout:
             return True
         if state is NodeProgressState.NO_RESPONSE:
             # An agent that returns acts on its request until the request is withdrawn.
-            return self._is_ours(track, node)
+            return self._is_ours(history, node)
         return is_awaited
 
     def _state(
-        self, track: _Track, node: fleet_nodes.FleetNode, *, is_visible: bool
+        self, history: _NodeHistory, node: fleet_nodes.FleetNode, *, is_visible: bool
     ) -> tuple[NodeProgressState, str]:
         """Return a node's state without limits, with a message if its agent reports none."""
-        if track.is_withdrawn:
+        if history.is_withdrawn:
             why = "no agent responded; the previous request is restored"
             return NodeProgressState.NO_RESPONSE, why
         if not node.has_published:
             return NodeProgressState.SKIPPED, fleet_nodes.NO_GPUS_SHOWN
         if is_visible:
             return _state_of_requested(node, self._goal.content_hash)
-        if track.is_requested:
+        if history.is_requested:
             return NodeProgressState.PENDING, ""
-        if track.has_joined or self._goal.is_superseded(node):
+        if history.has_joined or self._goal.is_superseded(node):
             requested = node.requested and f"layout {node.requested} was requested"
             message = f"{requested or 'the label was removed'} meanwhile"
             return NodeProgressState.SUPERSEDED, message
-        skipped = NodeProgressState.SKIPPED, "" if track.misfit else "the node is not ready"
-        is_startable = node.is_ready and not track.misfit
+        skipped = NodeProgressState.SKIPPED, "" if history.misfit else "the node is not ready"
+        is_startable = node.is_ready and not history.misfit
         return (NodeProgressState.TO_DO, "") if is_startable else skipped
 
     def _state_in_time(
@@ -402,7 +404,7 @@ class Rollout:
         return NodeProgressState.PENDING, ""
 
 
-def _track_unfinished(
+def _unfinished_request(
     before: _Unfinished | None, node: fleet_nodes.FleetNode, now_s: float
 ) -> _Unfinished | None:
     """Return the request that a node's agent has not finished, if there is one."""
