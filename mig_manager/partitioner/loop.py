@@ -36,6 +36,7 @@ class Partitioner:
         self._was_leader = is_leader
         if not is_leader:
             return max(_MIN_PAUSE_S, leader.next_in_s)
-        if self._term.next_in_s() <= 0:
+        self._term.leave_out_blind_time()
+        if self._term.next_in_s <= 0:
             self._term.decide()
-        return max(_MIN_PAUSE_S, min(leader.next_in_s, self._term.next_in_s()))
+        return max(_MIN_PAUSE_S, min(leader.next_in_s, self._term.next_in_s))

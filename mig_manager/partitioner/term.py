@@ -80,15 +80,20 @@ class Term:
         self._pause_s = _FIRST_PAUSE_S
         telemetry.set_pending(decisions.PartitioningDecision(), withheld=0)
 
-    def next_in_s(self) -> float:
-        """Return the seconds until a decision is due, at most 0 if one is."""
+    def leave_out_blind_time(self) -> None:
+        """Leave out the time since the last call from the silence of agents, if no watch works."""
         now_s = self._clock.monotonic()
         passed_s, self._checked_s = now_s - self._checked_s, now_s
         if not self._cluster.is_current:
             # Agents may be without the API as well.
             self._own_clock.leave_out(passed_s)
+
+    @property
+    def next_in_s(self) -> float:
+        """Seconds until a decision is due, at most 0 if one is."""
+        if not self._cluster.is_current:
             return _RECHECK_S
-        quiet_in_s = self._signal.quiet_in_s()
+        now_s, quiet_in_s = self._clock.monotonic(), self._signal.quiet_in_s()
         next_in_s = self._recheck_s - now_s if quiet_in_s is None else quiet_in_s
         return max(next_in_s, self._resume_s - now_s)
 

@@ -71,7 +71,7 @@ def decide(  # noqa: PLR0913 - what a decision depends on
     if likely and max_changes:
         soon = batches.Batch(index, batch.pods, expected=likely)
         preparing = _Decider(index, soon, limits, now, history, decider.changes)
-        preparing.prepare(max_changes)
+        preparing.prepare(holding, max_changes)
         decision = dataclasses.replace(decision, changes=preparing.changes.requested)
     return decision
 
@@ -163,10 +163,10 @@ class _Decider:
                 desired = self._states.with_change(position, change)
                 self.changes.request(position, desired, "on hold for a waiting pod")
 
-    def prepare(self, max_changes: int) -> None:
+    def prepare(self, holding: holds.GpuHolds, max_changes: int) -> None:
         """Choose nodes for the expected pods."""
         expected = [rank for rank in self._eligible() if rank >= self._batch.first_expected]
-        self._serve(expected, self.gpu_holds(), max_changes=max_changes)
+        self._serve(expected, holding, max_changes=max_changes)
 
     def _eligible(self) -> list[int]:
         return [
