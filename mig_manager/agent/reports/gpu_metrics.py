@@ -98,7 +98,7 @@ class UseMetrics:
         at_s: float,
     ) -> None:
         """Replace the series by the use at a time; GPUs whose use is unknown have none."""
-        rooms = {
+        free_by_labels = {
             (str(gpu.index), gpu.uuid): (
                 free_capacity.measure(gpu, in_use[gpu.uuid]) or free_capacity.NONE
             )
@@ -106,18 +106,19 @@ class UseMetrics:
             if gpu.uuid in in_use
         }
         metric_registry.replace(
-            self._free, {labels: gpu_room.free for labels, gpu_room in rooms.items()}
+            self._free, {labels: free.free_slices for labels, free in free_by_labels.items()}
         )
         metric_registry.replace(
-            self._stranded, {labels: gpu_room.stranded for labels, gpu_room in rooms.items()}
+            self._stranded,
+            {labels: free.stranded_slices for labels, free in free_by_labels.items()},
         )
         metric_registry.replace(
             self._fragmentation,
-            {labels: gpu_room.fragmentation for labels, gpu_room in rooms.items()},
+            {labels: free.fragmentation for labels, free in free_by_labels.items()},
         )
         fitting: collections.Counter[model.Profile] = collections.Counter()
-        for gpu_room in rooms.values():
-            fitting.update(gpu_room.profiles)
+        for free in free_by_labels.values():
+            fitting.update(free.room)
         _set_counts(self._room, fitting)
         used = collections.Counter(
             gi.profile

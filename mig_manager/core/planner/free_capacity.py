@@ -15,11 +15,11 @@ from mig_manager.core.planner import packing, placement
 class FreeCapacity:
     """The free capacity of one GPU."""
 
-    free: int  # memory slices outside the instances in use
-    profiles: Mapping[model.Profile, int]
+    free_slices: int  # memory slices outside the instances in use
+    room: Mapping[model.Profile, int]
     """How many more of a profile fit alone: largest first, zeros included."""
-    stranded: int  # free memory slices that no possible instance would cover
-    largest: int  # memory slices of the largest possible instance; 0 if none is possible
+    stranded_slices: int  # free memory slices that no possible instance would cover
+    largest_slices: int  # memory slices of the largest possible instance; 0 if none is possible
 
     @property
     def fragmentation(self) -> float:
@@ -28,10 +28,10 @@ class FreeCapacity:
         Memory allocators call it external fragmentation. 0: one instance fills the free slices, or
         none is free; 1: no instance is possible.
         """
-        return 1 - self.largest / self.free if self.free else 0.0
+        return 1 - self.largest_slices / self.free_slices if self.free_slices else 0.0
 
 
-NONE = FreeCapacity(free=0, profiles={}, stranded=0, largest=0)
+NONE = FreeCapacity(free_slices=0, room={}, stranded_slices=0, largest_slices=0)
 
 
 def measure(gpu: model.Gpu, in_use: Collection[model.Placement]) -> FreeCapacity | None:
@@ -58,8 +58,8 @@ def measure(gpu: model.Gpu, in_use: Collection[model.Placement]) -> FreeCapacity
     ]
     free = ((1 << capacity.memory_slices) - 1) & ~occupied
     return FreeCapacity(
-        free=free.bit_count(),
-        profiles={spec.profile: n for spec, n in zip(capacity.specs, counts, strict=True)},
-        stranded=(free & ~packing.slices(possible)).bit_count(),
-        largest=max((place.size for place in possible), default=0),
+        free_slices=free.bit_count(),
+        room={spec.profile: n for spec, n in zip(capacity.specs, counts, strict=True)},
+        stranded_slices=(free & ~packing.slices(possible)).bit_count(),
+        largest_slices=max((place.size for place in possible), default=0),
     )

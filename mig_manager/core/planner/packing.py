@@ -47,7 +47,7 @@ class Content:
 class Packing:
     """One way to the desired compute instances of a GPU-instance profile."""
 
-    busy: int  # the sum of ``use`` of the compute instances that it destroys
+    destroyed_use: int  # the sum of ``use`` of the compute instances that it destroys
     cost: int  # GPU and compute instances that it destroys or creates
     stays: tuple[tuple[int, Content], ...] = ()
     """Positions of the GPU instances that stay, ascending, each with its content."""
@@ -56,7 +56,7 @@ class Packing:
     @property
     def price(self) -> tuple[int, int]:
         """The value to minimise."""
-        return self.busy, self.cost
+        return self.destroyed_use, self.cost
 
 
 @functools.lru_cache(maxsize=1024)
@@ -180,7 +180,7 @@ def options(live: Sequence[Sequence[Occupant]], desired: Counts, *, maximum: int
     # The other GPU instances have room for the rest.
     least = total_slices(desired) - (maximum - 1) * slots
     packings: dict[tuple[tuple[int, ...], Counts], Packing] = {
-        ((), desired): Packing(busy=0, cost=0)
+        ((), desired): Packing(destroyed_use=0, cost=0)
     }
     for position, occupants in enumerate(live):
         following: dict[tuple[tuple[int, ...], Counts], Packing] = {}
@@ -190,7 +190,7 @@ def options(live: Sequence[Sequence[Occupant]], desired: Counts, *, maximum: int
                 continue
             kept = () if choice.content is None else ((position, choice.content),)
             after = Packing(
-                busy=option.busy + choice.busy,
+                destroyed_use=option.destroyed_use + choice.destroyed_use,
                 cost=option.cost + choice.cost,
                 stays=option.stays + kept,
             )
@@ -230,7 +230,7 @@ class _Choice:
     """One way to change one GPU instance."""
 
     part: Counts  # the desired compute instances that it has afterwards
-    busy: int
+    destroyed_use: int
     cost: int
     content: Content | None  # None: it is destroyed
 
@@ -241,7 +241,7 @@ def _choices(occupants: tuple[Occupant, ...], desired: Counts, least: int) -> tu
     subsets = _subsets(occupants, desired)
     destroy = _Choice(
         part=(0,) * len(desired),
-        busy=sum(occupant.use for occupant in occupants),
+        destroyed_use=sum(occupant.use for occupant in occupants),
         cost=1 + len(occupants),
         content=None,
     )
@@ -260,7 +260,7 @@ class _Subset:
     kept: tuple[int, ...]
     counts: Counts
     occupied: int | None  # bit mask of their slices; None: unknown, so nothing can be added
-    busy: int  # the sum of ``use`` of the compute instances outside it, which are destroyed
+    destroyed_use: int  # the sum of ``use`` of the compute instances outside it
 
 
 def _subsets(occupants: tuple[Occupant, ...], desired: Counts) -> list[_Subset]:
@@ -280,17 +280,17 @@ def _subsets(occupants: tuple[Occupant, ...], desired: Counts) -> list[_Subset]:
                 kept=kept,
                 counts=counts,
                 occupied=slices(placements) if len(placements) == len(kept) else None,
-                busy=sum(each.use for i, each in enumerate(occupants) if i not in kept),
+                destroyed_use=sum(each.use for i, each in enumerate(occupants) if i not in kept),
             )
         )
-    return sorted(subsets, key=lambda subset: (subset.busy, -len(subset.kept)))
+    return sorted(subsets, key=lambda subset: (subset.destroyed_use, -len(subset.kept)))
 
 
 def _cheapest(subsets: Sequence[_Subset], part: Counts, occupants: int) -> _Choice | None:
     """Return the best change to ``part``: most kept, then most room, then lowest spans."""
     best: tuple[tuple[object, ...], _Choice] | None = None
     for subset in subsets:
-        price = (subset.busy, -len(subset.kept))
+        price = (subset.destroyed_use, -len(subset.kept))
         if best and price > best[0][:2]:
             break
         if not _includes(part, subset.counts):
@@ -304,7 +304,7 @@ def _cheapest(subsets: Sequence[_Subset], part: Counts, occupants: int) -> _Choi
         rank = (*price, _lost_room(occupied, len(part)), added, subset.kept)
         choice = _Choice(
             part=part,
-            busy=subset.busy,
+            destroyed_use=subset.destroyed_use,
             cost=occupants - len(subset.kept) + len(added),
             content=Content(kept=subset.kept, added=added),
         )

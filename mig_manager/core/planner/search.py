@@ -241,7 +241,7 @@ def _by_price(
 
     def price(candidate: Candidate) -> tuple[int, int]:
         return (
-            sum(option.busy for _, option in candidate),
+            sum(option.destroyed_use for _, option in candidate),
             sum(option.cost for _, option in candidate),
         )
 

@@ -47,9 +47,9 @@ def _row(gpu: model.Gpu, in_use: Collection[model.Placement]) -> dict[str, Any]:
     return {
         "uuid": gpu.uuid,
         "inUse": [[place.start, place.size] for place in sorted(in_use)],
-        "free": free.free,
-        "room": {str(profile): count for profile, count in free.profiles.items() if count},
-        "stranded": free.stranded,
+        "free": free.free_slices,
+        "room": {str(profile): count for profile, count in free.room.items() if count},
+        "stranded": free.stranded_slices,
         "fragmentation": round(free.fragmentation, 2),
     }
 

@@ -57,7 +57,7 @@ class GpuCapacity:
 
     gpu: model.Gpu
     in_use: frozenset[model.Placement]
-    room: free_capacity.FreeCapacity
+    free: free_capacity.FreeCapacity
 
     @property
     def is_whole(self) -> bool:
@@ -77,10 +77,10 @@ class GpuCapacity:
             "name": self.gpu.name,
             "in_use": [str(place) for place in sorted(self.in_use)],
             "idle": [str(gi.placement) for gi in self.idle],
-            "room": _counts_by_name(self.room.profiles),
-            "free_slices": self.room.free,
-            "stranded_slices": self.room.stranded,
-            "fragmentation": round(self.room.fragmentation, 2),
+            "room": _counts_by_name(self.free.room),
+            "free_slices": self.free.free_slices,
+            "stranded_slices": self.free.stranded_slices,
+            "fragmentation": round(self.free.fragmentation, 2),
         }
 
 
@@ -111,18 +111,18 @@ class NodeCapacity:
         """The number of further instances on all GPUs, for one profile at a time."""
         total = collections.Counter[model.Profile]()
         for each in self.gpus:
-            total.update({profile: n for profile, n in each.room.profiles.items() if n})
+            total.update({profile: n for profile, n in each.free.room.items() if n})
         return total
 
     @property
-    def free(self) -> int:
+    def free_slices(self) -> int:
         """Memory slices outside the instances in use."""
-        return sum(each.room.free for each in self.gpus)
+        return sum(each.free.free_slices for each in self.gpus)
 
     @property
-    def stranded(self) -> int:
+    def stranded_slices(self) -> int:
         """Free memory slices that no instance could use."""
-        return sum(each.room.stranded for each in self.gpus)
+        return sum(each.free.stranded_slices for each in self.gpus)
 
     def to_data(self) -> "node_answers.NodeCapacity":
         """Return plain data for JSON and YAML."""
@@ -169,8 +169,8 @@ def _totals(node: NodeCapacity) -> "node_answers.TotalCapacity":
         "idle_devices": _counts_by_name(node.devices),
         "idle_whole_gpus": node.whole_gpus,
         "room": _counts_by_name(node.room),
-        "free_slices": node.free,
-        "stranded_slices": node.stranded,
+        "free_slices": node.free_slices,
+        "stranded_slices": node.stranded_slices,
     }
 
 
@@ -213,7 +213,7 @@ def _of_gpu(gpu: model.Gpu, in_use: frozenset[model.Placement]) -> GpuCapacity |
     # A GPU without MIG has no instances: it is in use as a whole.
     is_whole = gpu.current_mode is not model.MigMode.ENABLED
     measured = free_capacity.NONE if is_whole else free_capacity.measure(gpu, in_use)
-    return None if measured is None else GpuCapacity(gpu=gpu, in_use=in_use, room=measured)
+    return None if measured is None else GpuCapacity(gpu=gpu, in_use=in_use, free=measured)
 
 
 def table(result: ClusterCapacity, *, style: bar.Style) -> str:
@@ -241,4 +241,11 @@ def _row(node: NodeCapacity, age: str) -> tables.Row:
     # Variants with other media engines need the same slices; only JSON lists them.
     plain = {p: n for p, n in node.room.items() if not (p.attributes or p.negated_attributes)}
     fits = profile_name.with_counts(plain) if plain else "none"
-    return node.name, age, str(node.free), str(node.stranded), ", ".join(parts) or "none", fits
+    return (
+        node.name,
+        age,
+        str(node.free_slices),
+        str(node.stranded_slices),
+        ", ".join(parts) or "none",
+        fits,
+    )

@@ -22,7 +22,7 @@ def free_of(gpu: model.Gpu, *in_use: str) -> free_capacity.FreeCapacity:
 
 
 def counts_by_name(free: free_capacity.FreeCapacity) -> dict[str, int]:
-    return {str(profile): count for profile, count in free.profiles.items() if count}
+    return {str(profile): count for profile, count in free.room.items() if count}
 
 
 def some_in_use(data: st.DataObject, gpu: model.Gpu) -> frozenset[model.Placement]:
@@ -62,10 +62,10 @@ def test_the_free_of_every_product_equals_exhaustive_search(
     expected = dict(
         zip((s.profile for s in oracle.by_size(gpu)), oracle.room(gpu, kept), strict=True)
     )
-    assert free.profiles == expected
-    assert free.free == len(every - occupied)
-    assert free.stranded == len(every - occupied - set[int]().union(*possible))
-    assert free.largest == max(map(len, possible), default=0)
+    assert free.room == expected
+    assert free.free_slices == len(every - occupied)
+    assert free.stranded_slices == len(every - occupied - set[int]().union(*possible))
+    assert free.largest_slices == max(map(len, possible), default=0)
     assert 0 <= free.fragmentation <= 1
 
 
@@ -82,7 +82,7 @@ def test_the_planner_creates_every_device_that_the_room_promises(
     free = free_capacity.measure(gpu, in_use)
 
     assert free is not None
-    for profile, count in free.profiles.items():
+    for profile, count in free.room.items():
         desired = model.DesiredGpu.of(model.MigMode.ENABLED, {profile: count}, pins)
         plan = planner.plan([gpu], {gpu.uuid: desired})
         assert plan.destroyed_uuids.isdisjoint(
@@ -127,7 +127,7 @@ def test_the_room_is_the_rest_beside_instances_in_use(
 
     assert counts_by_name(free) == profiles
     fragmentation = round(free.fragmentation, 2)
-    assert (free.free, free.stranded, free.largest, fragmentation) == numbers
+    assert (free.free_slices, free.stranded_slices, free.largest_slices, fragmentation) == numbers
 
 
 def test_an_empty_gpu_is_not_fragmented() -> None:
