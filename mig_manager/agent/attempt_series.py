@@ -86,7 +86,7 @@ class AttemptSeries:
         """
         deps, publisher = self._context.deps, self._context.publisher
         view = publisher.read()
-        saved = recovery.read_saved(deps.request_file, view)
+        saved = recovery.read_saved(deps.host_copy_file, view)
         recovery.set_aside_unreadable_journal(self._context, view)
         journal = recovery.find_journal(deps, view)
         self.journal = journal

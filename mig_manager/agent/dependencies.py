@@ -76,7 +76,7 @@ def of_node(
         boot_id=boot_id,
         own_pod_uid=procfs.own_pod_uid(settings.own_pod_uid, _MOUNTS),
         verified_layout_file=files.VerifiedLayoutFile(settings.verified_layout_file),
-        request_file=files.RequestFile(settings.verified_layout_file),
+        host_copy_file=files.HostCopyFile(settings.verified_layout_file),
         write_layouts=_layouts_writer(settings, kube),
         slots=_slots(settings, kube, system),
         hooks=_hook_programs(settings),

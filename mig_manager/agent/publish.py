@@ -40,9 +40,9 @@ class Publisher:
         ClusterError: From every method: the API refused or does not answer.
     """
 
-    def __init__(self, node: ports.Node, request_file: ports.KeptText) -> None:
+    def __init__(self, node: ports.Node, host_copy_file: ports.KeptText) -> None:
         self._node = node
-        self._request_file = request_file
+        self._host_copy_file = host_copy_file
         self._on_host = ""
         """The text as last written to the host."""
         self._written: dict[str, str | None] = {}
@@ -84,7 +84,7 @@ class Publisher:
         if text == self._on_host:
             return
         try:
-            self._request_file.save(text)
+            self._host_copy_file.save(text)
         except errors.ConfigError as error:
             _log.warning("request_not_saved", error=error.message)
         else:

@@ -43,7 +43,7 @@ class Reconciler:
         self._context = attempts.NodeContext(
             deps=deps,
             limits=limits,
-            publisher=publish.Publisher(deps.node, deps.request_file),
+            publisher=publish.Publisher(deps.node, deps.host_copy_file),
             memory=attempts.AttemptMemory(),
         )
         self._layouts = layout_report.LayoutReport(self._context)

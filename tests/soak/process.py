@@ -80,7 +80,7 @@ class Process:
             clock=rig.clock,
             lock=fakes.FakeLock(),
             verified_layout_file=rig.verified_layout_file,
-            request_file=rig.request_file,
+            host_copy_file=rig.host_copy_file,
             **heard,
         )
         self._error: BaseException | None = None

@@ -110,7 +110,7 @@ class VerifiedLayoutFile(_TextFile):
     _what = "the layout kept for the next boot"
 
 
-class RequestFile(_TextFile):
+class HostCopyFile(_TextFile):
     """Implements ``ports.KeptText`` beside the verified layout."""
 
     _what = "the record of the request"

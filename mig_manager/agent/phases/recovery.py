@@ -87,7 +87,7 @@ def find_journal(deps: ports.Dependencies, view: node_object.NodeView) -> journa
     read from the host as well.
     """
     journal = journals.parse_or_none(view.annotations.get(well_known.JOURNAL_ANNOTATION))
-    copy = host_copy.parse_journal(_read_host(deps.request_file))
+    copy = host_copy.parse_journal(_read_host(deps.host_copy_file))
     if journal is not None:
         own_entries = node_entries.without_foreign_labels(journal.node, view)
         journal = dataclasses.replace(journal, node=own_entries)
@@ -153,19 +153,19 @@ def has_ended(journal: journals.Journal, view: node_object.NodeView) -> bool:
     )
 
 
-def read_saved(request_file: ports.KeptText, view: node_object.NodeView) -> str:
+def read_saved(host_copy_file: ports.KeptText, view: node_object.NodeView) -> str:
     """Return what an agent saved on the host before the Node was registered again; else empty.
 
     A Node with a status is the one that an agent wrote to last.
     """
     published = run_status.parse_or_none(view.annotations.get(well_known.STATUS_ANNOTATION))
-    return _read_host(request_file) if published is None else ""
+    return _read_host(host_copy_file) if published is None else ""
 
 
-def _read_host(request_file: ports.KeptText) -> str:
+def _read_host(host_copy_file: ports.KeptText) -> str:
     """Return what an agent saved on the host; empty if nothing, or if it cannot be read."""
     try:
-        return request_file.read() or ""
+        return host_copy_file.read() or ""
     except errors.ConfigError as error:
         _log.warning("request_not_read", error=error.message)
         return ""

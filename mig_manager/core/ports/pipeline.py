@@ -49,7 +49,7 @@ class Dependencies:
     clock: timing.Clock
     lock: NodeLock
     verified_layout_file: KeptText  # keeps the verified layout for the next boot
-    request_file: KeptText  # keeps a copy of the request's record and the journal
+    host_copy_file: KeptText  # keeps a copy of the request's record and the journal
     telemetry: Telemetry = dataclasses.field(default_factory=Telemetry)
     standby: standbys.Standby = dataclasses.field(default_factory=standbys.Standbys)
     """Prepares worker processes before the GPUs are observed or changed."""

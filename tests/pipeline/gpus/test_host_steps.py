@@ -299,7 +299,9 @@ def test_persistence_of_the_hosts_copy_counts_only_in_its_boot(
     rig.node.annotations[well_known.JOURNAL_ANNOTATION] = on_node.to_json()
     entries = journals.GpuEntries(persistent_gpus=(uuid,))
     copy = dataclasses.replace(on_node, boot_id=boot_id, gpus=entries)
-    rig.request_file.text = host_copy.to_json(requests.RequestRecord(config="all-balanced"), copy)
+    rig.host_copy_file.text = host_copy.to_json(
+        requests.RequestRecord(config="all-balanced"), copy
+    )
 
     agents.take_over(rig, "all-balanced")
 

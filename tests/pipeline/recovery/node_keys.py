@@ -13,7 +13,7 @@ _NOT_COMPARED: Mapping[type, frozenset[str]] = {
         {
             # ``key_of`` has what matters of them, without times and serial numbers.
             *("gpus", "pods", "verified_layout_file"),
-            "request_file",  # it follows from the rest, with times
+            "host_copy_file",  # it follows from the rest, with times
             "log",  # what happened, which no agent reads
             "owner",  # no agent reads it
             # They are the rig's own, or strike by themselves.

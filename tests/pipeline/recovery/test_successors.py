@@ -199,14 +199,14 @@ def test_a_killed_run_that_is_to_be_resumed_keeps_the_node_closed() -> None:
 def test_a_record_that_the_host_could_not_save_is_saved_later() -> None:
     rig = nodes.node(layout=agents.LAYOUT)
     agent = agents.new_agent(rig)
-    rig.request_file.text = None
-    rig.fail_always["request_file.save"] = errors.ConfigError("the disk is full")
+    rig.host_copy_file.text = None
+    rig.fail_always["host_copy_file.save"] = errors.ConfigError("the disk is full")
     agents.run(rig, agents.LAYOUT, by=agent)
     rig.fail_always.clear()
 
     agents.run(rig, agents.LAYOUT, by=agent)
 
-    assert rig.request_file.text
+    assert rig.host_copy_file.text
 
 
 @pytest.mark.parametrize(
@@ -215,14 +215,14 @@ def test_a_record_that_the_host_could_not_save_is_saved_later() -> None:
 def test_outdated_copy_of_the_journal_undoes_nothing(reason: Reason, later: str) -> None:
     rig = nodes.node(layout="all-balanced")
     rig.driver.step_error = strikes.refuse(steps.CreateGpuInstance, times=1, reason=reason)
-    copies = strikes.note(rig, lambda: rig.request_file.text or "")
+    copies = strikes.note(rig, lambda: rig.host_copy_file.text or "")
     agents.run(rig)
     if later:
         rig.fail_always["gpus.observe"] = strikes.BROKEN["gpus"]
         agents.run(rig, later)
         rig.fail_always.clear()
     # The disk was full at the end of the run.
-    rig.request_file.text = max(copies, key=len)
+    rig.host_copy_file.text = max(copies, key=len)
     rig.gpus = gpu_values.without_instances(rig.gpus, 0)
     before = rig.gpus
 

@@ -43,7 +43,7 @@ class Story:
             except strikes.Killed:
                 self.deaths += 1
                 if self.loses_record:
-                    self.rig.request_file.text = None
+                    self.rig.host_copy_file.text = None
                     self.rig.node.annotations.pop(well_known.REQUEST_ANNOTATION, None)
                 self.on_death()
             else:

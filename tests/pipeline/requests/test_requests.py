@@ -91,7 +91,7 @@ def success_of_another_manager(dies_at: int | None) -> Story:
     story = active(dies_at)
     nodes.add_pod_on_foreign_instances(story.rig)
     story.rig.node.annotations.clear()
-    story.rig.request_file.text = None
+    story.rig.host_copy_file.text = None
     story.rig.node.labels.pop(well_known.APPLIED_LABEL, None)
     story.rig.node.labels[well_known.STATE_LABEL] = "success"
     story.run_agent()
@@ -306,4 +306,6 @@ def test_no_pod_is_evicted_on_a_new_node_with_an_unreadable_record() -> None:
     story = new_node_object(None, record="{")
 
     assert "foreign" in story.rig.pods.names
-    assert story.rig.node.annotations[well_known.REQUEST_ANNOTATION] == story.rig.request_file.text
+    assert (
+        story.rig.node.annotations[well_known.REQUEST_ANNOTATION] == story.rig.host_copy_file.text
+    )

@@ -78,7 +78,7 @@ def _dependencies(rig: node_rig.NodeRig, layouts: str = CONFIG) -> ports.Depende
         service_names=lambda: tuple(rig.host.services),
         refresh_files=machine.refresh,
         verified_layout_file=rig.verified_layout_file,
-        request_file=rig.request_file,
+        host_copy_file=rig.host_copy_file,
         hooks=fake_host.FakeHooks(rig) if rig.hooks.text else None,
         own_pod_uid="uid-of-the-agent",
     )
@@ -92,7 +92,7 @@ def new_attempt(
 ) -> attempts.Attempt:
     """Return an attempt at a layout, for a part of a run; ``overrides`` as for ``new_agent``."""
     deps = dataclasses.replace(_dependencies(rig), **overrides)
-    publisher = publish.Publisher(deps.node, deps.request_file)
+    publisher = publish.Publisher(deps.node, deps.host_copy_file)
     memory = attempts.AttemptMemory()
     context = attempts.NodeContext(deps=deps, limits=limits, publisher=publisher, memory=memory)
     request = attempts.Request(config=LAYOUT)

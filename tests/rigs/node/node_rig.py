@@ -46,7 +46,7 @@ class NodeRig:
     slots: parts.Slots = dataclasses.field(default_factory=parts.Slots)
     owner: parts.Owner = dataclasses.field(default_factory=parts.Owner)
     verified_layout_file: FakeKeptFile = dataclasses.field(default_factory=FakeKeptFile)
-    request_file: FakeKeptFile = dataclasses.field(default_factory=FakeKeptFile)
+    host_copy_file: FakeKeptFile = dataclasses.field(default_factory=FakeKeptFile)
 
     # -- the calls of ports -------------------------------------------------------------------
 
@@ -65,7 +65,7 @@ class NodeRig:
         self.verified_layout_file.on_save = functools.partial(
             self.record_call, "verified_layout_file.save"
         )
-        self.request_file.on_save = functools.partial(self.record_call, "request_file.save")
+        self.host_copy_file.on_save = functools.partial(self.record_call, "host_copy_file.save")
 
     def fork(self, *immutable: object) -> Self:
         """Return a copy that has the GPUs and other immutable values in common with this node."""

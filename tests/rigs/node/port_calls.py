@@ -12,7 +12,7 @@ READS = frozenset(
         "node": ("has_unwritten_condition", "latest", "read"),
         "processes": ("",),
         "reboot": ("check",),
-        "request_file": ("read",),
+        "host_copy_file": ("read",),
         "service_names": ("",),
         "services": ("may_have_stopped", "running"),
         "slices": ("list",),

@@ -223,7 +223,7 @@ def refuse(
 BROKEN = {
     "gpus": errors.HardwareError("broken", reason=reasons.Reason.NVML_ERROR),
     "verified_layout_file": errors.ConfigError("broken"),
-    "request_file": errors.ConfigError("broken"),
+    "host_copy_file": errors.ConfigError("broken"),
     **dict.fromkeys(
         ("services", "reset", "reboot", "refresh_files"),
         errors.HostError("broken", reason=reasons.Reason.HOST_SERVICE_FAILED),
