@@ -12,6 +12,7 @@ from mig_manager.cli.toolkit import command_settings
 from mig_manager.core.settings import host_settings, node_settings, options
 
 # Names for ``takes``.
+LAYOUT = ("layout", "selected-config", "config-file")  # of a command for one layout
 PODS = ("pod-resources-socket", "ignore-pods")  # of a command that may change GPUs of pods
 CHANGE = (  # of one that changes GPUs
     "in-use-timeout-s",

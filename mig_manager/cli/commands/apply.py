@@ -42,9 +42,7 @@ exit 2: wrong usage, or a file that cannot be read or used; nothing was changed
 class Settings(
     gpu_settings.GpuSettings,
     takes=(
-        "layout",
-        "selected-config",
-        "config-file",
+        *gpu_settings.LAYOUT,
         "mode-only",
         "skip-reset",
         "dry-run",

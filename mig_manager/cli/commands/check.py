@@ -28,9 +28,7 @@ exit 1: not active, or the GPUs could not be read
 class Settings(
     gpu_settings.GpuSettings,
     takes=(
-        "layout",
-        "selected-config",
-        "config-file",
+        *gpu_settings.LAYOUT,
         "mode-only",
         "valid-config",
         "lenient",

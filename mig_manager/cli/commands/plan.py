@@ -22,9 +22,7 @@ exit 1: does not fit, or failed
 class Settings(
     gpu_settings.GpuSettings,
     takes=(
-        "layout",
-        "selected-config",
-        "config-file",
+        *gpu_settings.LAYOUT,
         "pod-resources-socket",
         "lenient",
         *gpu_settings.ON_GPUS,
