@@ -54,11 +54,12 @@ def execute(
     except errors.MigManagerError as error:
         if is_resumed(error):
             raise
-        if not rebooting.may_help(attempt, error):
+        machine = attempt.deps.reboot
+        if machine is None or not rebooting.may_help(attempt, error):
             _resume_after_failure(attempt, restart, error)
             raise
         failure = rebooting.reboot(
-            attempt, error, lambda: draining.drain_whole_node(attempt, change, restart)
+            attempt, machine, error, lambda: draining.drain_whole_node(attempt, change, restart)
         )
         _resume_after_failure(attempt, restart, failure)
         raise failure from error

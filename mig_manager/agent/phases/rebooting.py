@@ -8,14 +8,14 @@ import structlog
 from mig_manager import errors, reasons
 from mig_manager.agent import attempts
 from mig_manager.agent.phases import resolving
-from mig_manager.core import model, timing
+from mig_manager.core import model, ports, timing
 from mig_manager.core.node import policies
 
 _log = structlog.get_logger()
 
 
 def may_help(attempt: attempts.Attempt, error: errors.MigManagerError) -> bool:
-    """Return whether a reboot can help after an error, is allowed, and was not done before.
+    """Return whether a reboot can help after an error, and was not done before.
 
     It helps if a GPU's new MIG mode is pending, or a process prevents a reset.
     """
@@ -28,7 +28,7 @@ def may_help(attempt: attempts.Attempt, error: errors.MigManagerError) -> bool:
         # A reboot was requested, but the machine is still up.
         was_rebooted = False
     drains = attempt.limits.policy.drain is not policies.DrainPolicy.NONE
-    if was_rebooted or attempt.deps.reboot is None or not drains or attempt.request.repairs:
+    if was_rebooted or not drains or attempt.request.repairs:
         return False
     if isinstance(error, errors.HostError):
         return error.reason.is_mode_pending or error.reason is reasons.Reason.IN_USE
@@ -41,7 +41,10 @@ def may_help(attempt: attempts.Attempt, error: errors.MigManagerError) -> bool:
 
 
 def reboot(
-    attempt: attempts.Attempt, error: errors.MigManagerError, drain_node: Callable[[], object]
+    attempt: attempts.Attempt,
+    machine: ports.Reboot,
+    error: errors.MigManagerError,
+    drain_node: Callable[[], object],
 ) -> errors.MigManagerError:
     """Drain the node, request a reboot, and wait for it.
 
@@ -54,11 +57,9 @@ def reboot(
     """
     name = attempt.request.config
     why = error.message
-    machine = attempt.deps.reboot
     reason = reasons.Reason.REBOOT_REQUIRED
     try:
-        if machine is not None:
-            machine.check()
+        machine.check()
         drain_node()
         attempt.recorder.set_status(is_rebooted=True)
         boot_id = attempt.deps.boot_id or "unknown"
@@ -70,8 +71,7 @@ def reboot(
         )
         attempt.deps.node.emit(reason="Rebooting", message=f"{name}: {why}", is_warning=True)
         keep_pending_modes(attempt, resolving.observe_at_end(attempt))
-        if machine is not None:
-            machine.request(f"MIG layout {name} needs it")
+        machine.request(f"MIG layout {name} needs it")
         _wait_for_stop(attempt)
         waited_s = attempt.limits.reboot_timeout_s
         refusal = f"the machine is still up {waited_s:g} s after the reboot request"
