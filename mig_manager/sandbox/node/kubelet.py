@@ -32,7 +32,7 @@ ProgramFactory = Callable[
 ]
 
 
-class _PodStage(enum.Enum):
+class _PodState(enum.Enum):
     WAITING = enum.auto()  # for its start, or for its next start after a crash
     RUNNING = enum.auto()
     STOPPING = enum.auto()
@@ -45,8 +45,8 @@ class _AdmittedPod:
 
     uid: str
     program: device_plugin.PodProgram
-    stage: _PodStage = _PodStage.WAITING
-    next_at: float | None  # when the stage ends, in monotonic seconds
+    state: _PodState = _PodState.WAITING
+    next_at: float | None  # when the state ends, in monotonic seconds
     restarts: int = 0
     stopping_since: float = 0.0
     status: objects.JsonObject | None = None  # the status to publish; None: published
@@ -187,15 +187,15 @@ class Kubelet:
             return
         is_due = worker.next_at is not None and now >= worker.next_at
         try:
-            if worker.stage is _PodStage.RUNNING and is_due:
+            if worker.state is _PodState.RUNNING and is_due:
                 self._end(worker)
                 worker.status = manifests.success(pod)
-            elif worker.stage is _PodStage.RUNNING:
+            elif worker.state is _PodState.RUNNING:
                 worker.program.poll(now)
-            elif worker.stage is _PodStage.WAITING and is_due:
+            elif worker.state is _PodState.WAITING and is_due:
                 worker.program.start(now)
                 run_s = objects.annotations(pod).get(objects.RUN_SECONDS)
-                worker.stage = _PodStage.RUNNING
+                worker.state = _PodState.RUNNING
                 worker.next_at = None if run_s is None else now + float(run_s)
                 worker.status = manifests.running(pod, restarts=worker.restarts)
         except device_plugin.NotStartedError as error:
@@ -215,15 +215,15 @@ class Kubelet:
         worker.program.stop()
         worker.next_at = now + _CRASH_BACKOFF.delay_s(worker.restarts)
         worker.restarts += 1
-        worker.stage = _PodStage.WAITING
+        worker.state = _PodState.WAITING
         worker.status = manifests.waiting(
             pod, reason=reason, message=message, restarts=worker.restarts
         )
 
     def _terminate(self, worker: _AdmittedPod, pod: objects.JsonObject, now: float) -> None:
-        if worker.stage is _PodStage.RUNNING:
-            worker.stage, worker.stopping_since = _PodStage.STOPPING, now
-        if worker.stage is _PodStage.STOPPING:
+        if worker.state is _PodState.RUNNING:
+            worker.state, worker.stopping_since = _PodState.STOPPING, now
+        if worker.state is _PodState.STOPPING:
             # Computed every time: a second deletion may shorten the grace period.
             grace_s = pod["metadata"]["deletionGracePeriodSeconds"]
             own_s = objects.annotations(pod).get(objects.STOP_SECONDS, self._options.pod_stop_s)
@@ -235,6 +235,6 @@ class Kubelet:
         self._cluster.delete(cluster_view.WatchedKind.POD, pod, now=True)
 
     def _end(self, worker: _AdmittedPod) -> None:
-        worker.stage, worker.next_at = _PodStage.STOPPED, None
+        worker.state, worker.next_at = _PodState.STOPPED, None
         worker.program.stop()
         self._manager.release(worker.uid)
