@@ -311,19 +311,30 @@ class Soak(stateful.RuleBasedStateMachine):
         is_left = text is not None and (step.is_over or text == self.former_journal)
         is_left = is_left and "node" in self.rig.script.failed_ports
         self.is_at_rest = not (step.is_killed or is_left)
-        COUNTS["runs"] += len(step.names)
-        COUNTS["kills"] += step.is_killed
-        for kind in self.rig.script.struck:
-            COUNTS[kind.value] += 1
-        COUNTS["driver faults struck"] += sum(
-            (self._strikes_by_gpu() - self.strikes_before).values()
-        )
+        self._count(step)
         if step.is_over:
             self.process = None
         # Also a run that fails keeps what it has verified: the plugin or the API came after that.
         self.tried_layouts += [self.layouts[name] for name in step.names if name in self.layouts]
         for name in step.successes:
             self._note_applied(name)
+        self._assert_outcome_is_true(step)
+        if self.is_at_rest:
+            self._assert_geometry_is_known()
+            # The agent cannot restart the plugin before it finds what others changed.
+            phantoms = self.rig.schedulable_devices - simulated_rig.devices(self.rig.state).keys()
+            assert self.is_foreign or not phantoms, step
+        self.rig.kubelet.is_silent = False
+
+    def _count(self, step: process.LoopStep) -> None:
+        COUNTS["runs"] += len(step.names)
+        COUNTS["kills"] += step.is_killed
+        for kind in self.rig.script.struck:
+            COUNTS[kind.value] += 1
+        strikes = self._strikes_by_gpu() - self.strikes_before
+        COUNTS["driver faults struck"] += strikes.total()
+
+    def _assert_outcome_is_true(self, step: process.LoopStep) -> None:
         if step.outcome is not None:
             COUNTS[step.outcome.reason.value] += 1
             assert step.outcome.reason is not reasons.Reason.INTERNAL, step.outcome.message
@@ -332,18 +343,9 @@ class Soak(stateful.RuleBasedStateMachine):
                 self._assert_applied(step.successes[-1])
         elif step.is_killed and step.names:
             # A success may have been reported before the kill.
-            name = step.names[-1]
-            if any(
-                text.startswith(f"Layout {name} is ")
-                for text in self.rig.node.status_messages[-1:]
-            ):
+            name, messages = step.names[-1], self.rig.node.status_messages[-1:]
+            if any(text.startswith(f"Layout {name} is ") for text in messages):
                 assert self._differences(self._note_applied(name)) == []
-        if self.is_at_rest:
-            self._assert_geometry_is_known()
-            # The agent cannot restart the plugin before it finds what others changed.
-            phantoms = self.rig.schedulable_devices - simulated_rig.devices(self.rig.state).keys()
-            assert self.is_foreign or not phantoms, step
-        self.rig.kubelet.is_silent = False
 
     def _assert_evictions_are_justified(self) -> None:
         for eviction in self.rig.evictions:
