@@ -21,13 +21,9 @@ from tests.rigs.node import agents, ends, gpu_values, nodes, strikes
 NOW = 1_700_000_000.0
 
 
-class Contact:
-    age_s = 3.0
-
-
 @pytest.fixture
 def agent_metrics() -> metrics.AgentMetrics:
-    return metrics.AgentMetrics(contact_age_s=lambda: Contact.age_s, now=lambda: NOW)
+    return metrics.AgentMetrics(contact_age_s=lambda: 3.0, now=lambda: NOW)
 
 
 def series(agent_metrics: metrics.AgentMetrics, name: str) -> dict[str, float]:
@@ -184,13 +180,12 @@ def test_every_reason_is_counted_from_zero(agent_metrics: metrics.AgentMetrics) 
     assert series(agent_metrics, "runs_total") == {**before, "InUse,failed": 1}
 
 
-def test_the_age_of_the_api_contact_is_read_at_each_scrape(
-    agent_metrics: metrics.AgentMetrics, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert series(agent_metrics, "api_contact_age_seconds") == {"": 3.0}
-    monkeypatch.setattr(Contact, "age_s", float("inf"))
+def test_the_age_of_the_api_contact_is_read_at_each_scrape() -> None:
+    ages_s = [float("inf"), 3.0]
+    agent_metrics = metrics.AgentMetrics(contact_age_s=ages_s.pop, now=lambda: NOW)
 
-    assert series(agent_metrics, "api_contact_age_seconds") == {"": float("inf")}
+    for age_s in (3.0, float("inf")):
+        assert series(agent_metrics, "api_contact_age_seconds") == {"": age_s}
 
 
 def test_phases_evictions_and_operations_are_signs_of_life() -> None:

@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Callable
+from typing import NamedTuple
 
 from mig_manager.core import gpu_processes
 from mig_manager.core.node import well_known
@@ -14,21 +15,27 @@ LAYOUT = "all-balanced"
 Act = Callable[[], object]
 
 
+class Death(NamedTuple):
+    """When an agent dies."""
+
+    at: int  # the call of a port, from 0
+    loses_record: bool = False  # whether the record of the request is lost with it
+
+
 class Story:
     """A node, what its owner does, and its agents, one after the other."""
 
-    loses_record = False  # whether the record of the request is lost with an agent that dies
-
-    def __init__(self, rig: node_rig.NodeRig, dies_at: int | None = None) -> None:
+    def __init__(self, rig: node_rig.NodeRig, death: Death | None = None) -> None:
         self.rig = rig
+        self._loses_record = death is not None and death.loses_record
         self.source = fakes.FakeConfig(agents.CONFIG)
         self.usage: dict[str, tuple[gpu_processes.GpuProcess, ...]] = {}
         self.reasons: list[Reason] = []
         self.deaths = 0
         self.on_death: Callable[[], object] = list
         self._began_at = len(rig.log)
-        if dies_at is not None:
-            rig.fail_once_at = {self._began_at + dies_at: strikes.Killed()}
+        if death is not None:
+            rig.fail_once_at = {self._began_at + death.at: strikes.Killed()}
 
     @property
     def calls(self) -> int:
@@ -42,7 +49,7 @@ class Story:
                 self._serve(remaining)
             except strikes.Killed:
                 self.deaths += 1
-                if self.loses_record:
+                if self._loses_record:
                     self.rig.host_copy_file.text = None
                     self.rig.node.annotations.pop(well_known.REQUEST_ANNOTATION, None)
                 self.on_death()

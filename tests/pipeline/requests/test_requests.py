@@ -9,7 +9,7 @@ from mig_manager.core.node import well_known
 from mig_manager.reasons import Reason
 from tests.pipeline import agent_loop, gpu_processes
 from tests.pipeline.custom_requests import CHANGED
-from tests.pipeline.requests.stories import LAYOUT, Story
+from tests.pipeline.requests.stories import LAYOUT, Death, Story
 from tests.rigs.node import agents, nodes, strikes
 
 
@@ -19,16 +19,16 @@ def assert_no_pod_was_evicted(story: Story, name: str, reason: Reason) -> None:
     assert story.reasons[-1] is reason
 
 
-def active(dies_at: int | None) -> Story:
+def active(death: Death | None) -> Story:
     """Return a node whose requested layout is active."""
-    story = Story(nodes.node(layout=LAYOUT), dies_at)
+    story = Story(nodes.node(layout=LAYOUT), death)
     story.rig.node.labels[well_known.CONFIG_LABEL] = LAYOUT
     return story
 
 
-def first_layout(dies_at: int | None) -> Story:
+def first_layout(death: Death | None) -> Story:
     """The GPUs drift after the first layout."""
-    story = Story(nodes.node(), dies_at)
+    story = Story(nodes.node(), death)
     story.run_agent(story.label(LAYOUT))
     nodes.add_pod_on_foreign_instances(story.rig)
     story.run_agent()
@@ -36,9 +36,9 @@ def first_layout(dies_at: int | None) -> Story:
     return story
 
 
-def passing_failure_after_a_reboot(dies_at: int | None) -> Story:
+def passing_failure_after_a_reboot(death: Death | None) -> Story:
     """Another program repartitions after a reboot, and the first start meets no driver."""
-    story = active(dies_at)
+    story = active(death)
     story.rig.restart_machine()
     nodes.add_pod_on_foreign_instances(story.rig)
     story.rig.fail_always["gpus.observe"] = strikes.NO_DRIVER
@@ -49,18 +49,18 @@ def passing_failure_after_a_reboot(dies_at: int | None) -> Story:
     return story
 
 
-def unrelated_change_of_the_file(dies_at: int | None) -> Story:
+def unrelated_change_of_the_file(death: Death | None) -> Story:
     """The GPUs have drifted, and a layout that no node has is edited."""
-    story = active(dies_at)
+    story = active(death)
     nodes.add_pod_on_foreign_instances(story.rig)
     story.run_agent(story.file(agents.CONFIG.replace("1g.5gb: 7", "1g.5gb: 6")))
     assert_no_pod_was_evicted(story, "foreign", Reason.DRIFTED)
     return story
 
 
-def new_rule_for_other_gpus(dies_at: int | None) -> Story:
+def new_rule_for_other_gpus(death: Death | None) -> Story:
     """The GPUs have drifted, one is lost, and the layout gets a rule for GPUs of other nodes."""
-    story = active(dies_at)
+    story = active(death)
     story.run_agent()
     nodes.add_pod_on_foreign_instances(story.rig)
     rule = "  - {device-filter: '0xFFFF10DE', devices: all, mig-enabled: false}\n"
@@ -72,9 +72,9 @@ def new_rule_for_other_gpus(dies_at: int | None) -> Story:
     return story
 
 
-def new_node_object(dies_at: int | None, record: str = "") -> Story:
+def new_node_object(death: Death | None, record: str = "") -> Story:
     """The Node is deleted and registered again, with the label from kubelet's flags."""
-    story = active(dies_at)
+    story = active(death)
     nodes.add_pod_on_foreign_instances(story.rig)
     story.rig.node.annotations.clear()
     if record:
@@ -86,9 +86,9 @@ def new_node_object(dies_at: int | None, record: str = "") -> Story:
     return story
 
 
-def success_of_another_manager(dies_at: int | None) -> Story:
+def success_of_another_manager(death: Death | None) -> Story:
     """NVIDIA's manager applied the layout, and another program has repartitioned since."""
-    story = active(dies_at)
+    story = active(death)
     nodes.add_pod_on_foreign_instances(story.rig)
     story.rig.node.annotations.clear()
     story.rig.host_copy_file.text = None
@@ -99,12 +99,12 @@ def success_of_another_manager(dies_at: int | None) -> Story:
     return story
 
 
-def partitioning_ended(dies_at: int | None) -> Story:
+def partitioning_ended(death: Death | None) -> Story:
     """A custom layout is refused on an on-demand node, and the owner removes that label.
 
     If the agent dies, that is before its successor starts.
     """
-    story = Story(nodes.busy_node(), dies_at)
+    story = Story(nodes.busy_node(), death)
     story.rig.node.labels[well_known.PARTITIONING_LABEL] = well_known.ON_DEMAND
     story.rig.node.annotations[well_known.LAYOUT_ANNOTATION] = CHANGED
 
@@ -120,9 +120,9 @@ def partitioning_ended(dies_at: int | None) -> Story:
     return story
 
 
-def partitioning_ended_on_a_new_node_object(dies_at: int | None) -> Story:
+def partitioning_ended_on_a_new_node_object(death: Death | None) -> Story:
     """During a wait for a slot, the Node is registered again without the on-demand label."""
-    story = Story(nodes.limited_node(), dies_at)
+    story = Story(nodes.limited_node(), death)
     rig = story.rig
     rig.slots.denials = [slots.Denial(limit=1, changing=("b",))] * 2
     rig.node.labels[well_known.PARTITIONING_LABEL] = well_known.ON_DEMAND
@@ -139,9 +139,9 @@ def partitioning_ended_on_a_new_node_object(dies_at: int | None) -> Story:
     return story
 
 
-def partitioning_ended_before_any_agent(dies_at: int | None) -> Story:
+def partitioning_ended_before_any_agent(death: Death | None) -> Story:
     """No agent has seen the label, and the document says that it evicts no pod."""
-    story = Story(nodes.busy_node(), dies_at)
+    story = Story(nodes.busy_node(), death)
     story.rig.node.annotations[well_known.LAYOUT_ANNOTATION] = CHANGED.replace("mine", "on-demand")
     story.run_agent(story.label("custom"))
     story.run_agent()
@@ -149,18 +149,18 @@ def partitioning_ended_before_any_agent(dies_at: int | None) -> Story:
     return story
 
 
-def silent_kubelet(dies_at: int | None) -> Story:
+def silent_kubelet(death: Death | None) -> Story:
     """A layout is requested while kubelet does not answer."""
-    story = Story(nodes.busy_node(), dies_at)
+    story = Story(nodes.busy_node(), death)
     story.rig.kubelet.is_silent = True
     story.run_agent(story.label(agents.LAYOUT))
     assert_no_pod_was_evicted(story, "affected", Reason.POD_RESOURCES_UNAVAILABLE)
     return story
 
 
-def pod_that_only_kubelet_lists(dies_at: int | None) -> Story:
+def pod_that_only_kubelet_lists(death: Death | None) -> Story:
     """A pod that was deleted by force still has an instance that is to go."""
-    story = Story(nodes.busy_node(), dies_at)
+    story = Story(nodes.busy_node(), death)
     story.rig.kubelet.devices_of_unlisted_pods["deleted"] = frozenset(
         {nodes.device(story.rig, 0, "2g.10gb")}
     )
@@ -169,9 +169,9 @@ def pod_that_only_kubelet_lists(dies_at: int | None) -> Story:
     return story
 
 
-def process_on_a_gpu(dies_at: int | None) -> Story:
+def process_on_a_gpu(death: Death | None) -> Story:
     """A process on the GPU itself would keep the first new instance out."""
-    story = Story(nodes.busy_node(), dies_at)
+    story = Story(nodes.busy_node(), death)
     story.source.text = gpu_processes.WHOLE
     story.usage = {story.rig.gpus[0].uuid: (gpu_processes.process(),)}
     before = story.rig.gpus
@@ -181,9 +181,9 @@ def process_on_a_gpu(dies_at: int | None) -> Story:
     return story
 
 
-def lost_mig_mode(dies_at: int | None) -> Story:
+def lost_mig_mode(death: Death | None) -> Story:
     """MIG mode of one GPU went off behind its pods, and a service uses that GPU."""
-    story = Story(gpu_processes.outdated_node(), dies_at)
+    story = Story(gpu_processes.outdated_node(), death)
     service = gpu_processes.process("unit train.service")
     first = story.rig.gpus[0].uuid
     story.usage = {first: (*gpu_processes.of_pods(story.rig, 0), service)}
@@ -192,9 +192,9 @@ def lost_mig_mode(dies_at: int | None) -> Story:
     return story
 
 
-def phantom_devices(dies_at: int | None) -> Story:
+def phantom_devices(death: Death | None) -> Story:
     """The node offers devices that no GPU has."""
-    story = active(dies_at)
+    story = active(death)
     story.rig.pods.add("training", devices=frozenset({nodes.device(story.rig, 0, "3g.20gb")}))
     story.rig.kubelet.phantoms = {"nvidia.com/mig-7g.40gb": 2}
     story.run_agent()
@@ -204,7 +204,7 @@ def phantom_devices(dies_at: int | None) -> Story:
 
 
 @pytest.mark.parametrize(
-    "play",
+    "make_story",
     [
         pytest.param(first_layout, marks=pytest.mark.slow),
         passing_failure_after_a_reboot,
@@ -223,17 +223,17 @@ def phantom_devices(dies_at: int | None) -> Story:
     ],
 )
 def test_a_restart_at_any_point_evicts_no_pod_without_a_request(
-    play: Callable[[int | None], Story],
+    make_story: Callable[[Death | None], Story],
 ) -> None:
-    calls = play(None).calls
+    calls = make_story(None).calls
     assert calls > 2
-    for dies_at in range(calls):
-        assert play(dies_at).deaths == 1, dies_at
+    for at in range(calls):
+        assert make_story(Death(at)).deaths == 1, at
 
 
-def another_layout(dies_at: int | None) -> Story:
+def another_layout(death: Death | None) -> Story:
     """A layout is requested for which one pod must go."""
-    story = active(dies_at)
+    story = active(death)
     for name, gpu, profile in (("affected", 0, "2g.10gb"), ("spared", 1, "3g.20gb")):
         device = nodes.device(story.rig, gpu, profile)
         story.rig.pods.add(name, devices=frozenset({device}))
@@ -245,7 +245,7 @@ def another_layout(dies_at: int | None) -> Story:
 
 
 @pytest.mark.parametrize(
-    "play",
+    "make_story",
     [
         pytest.param(another_layout, marks=pytest.mark.slow),
         passing_failure_after_a_reboot,
@@ -255,14 +255,12 @@ def another_layout(dies_at: int | None) -> Story:
     ],
 )
 def test_a_record_lost_at_any_point_evicts_no_pod_without_a_request(
-    play: Callable[[int | None], Story], monkeypatch: pytest.MonkeyPatch
+    make_story: Callable[[Death | None], Story],
 ) -> None:
-    monkeypatch.setattr(Story, "loses_record", True)
-
-    calls = play(None).calls
+    calls = make_story(None).calls
     assert calls > 2
-    for dies_at in range(calls):
-        assert play(dies_at).deaths == 1, dies_at
+    for at in range(calls):
+        assert make_story(Death(at, loses_record=True)).deaths == 1, at
 
 
 def test_a_label_that_is_set_again_evicts_for_a_drifted_layout() -> None:
