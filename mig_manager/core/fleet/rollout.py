@@ -115,11 +115,13 @@ class RolloutDecision:
     """Last failures of nodes that are not ``SUCCESS``, including nodes that retry now."""
     withdraw: tuple[str, ...] = ()
     """Nodes on which to restore the previous request, because their agent does not respond."""
+    others: tuple[str, ...] = ()
+    """Selected nodes that an undo omits, and that count as unavailable now."""
 
     @property
     def unavailable(self) -> tuple[str, ...]:
         """Nodes that count as unavailable now."""
-        return tuple(node.name for node in self.nodes if node.is_unavailable)
+        return (*(node.name for node in self.nodes if node.is_unavailable), *self.others)
 
     def of(self, *states: NodeProgressState) -> tuple[NodeProgress, ...]:
         """Return the nodes in these states."""
@@ -191,6 +193,9 @@ class _NodeHistory:
         return dataclasses.replace(self, failure=progress, first_failure=first)
 
 
+_Advanced = tuple[_NodeHistory, NodeProgress]
+
+
 class Rollout:
     """Decides after every read of the nodes; measures their durations."""
 
@@ -213,17 +218,23 @@ class Rollout:
 
     def decide(self, nodes: Sequence[fleet_nodes.FleetNode], now_s: float) -> RolloutDecision:
         """Decide the next actions for the selected nodes; ``now_s`` is monotonic."""
-        included = (
-            node for node in nodes if self._goal.includes(node) or self._history(node).has_joined
-        )
-        ordered = sorted(included, key=lambda node: node.order)
-        advanced = [self._advance(self._history(node), node, now_s) for node in ordered]
+        by_name = {node.name: node for node in sorted(nodes, key=lambda node: node.order)}
+        advanced: list[_Advanced] = []
+        omitted: list[_Advanced] = []
+        for node in by_name.values():
+            history = self._history(node)
+            if self._goal.includes(node) or history.has_joined:
+                advanced.append(self._advance(history, node, now_s))
+            else:
+                omitted.append(self._omit(history, node, now_s))
         progress = [each for _, each in advanced]
-        self._histories.update((each.name, history) for history, each in advanced)
+        self._histories.update((each.name, history) for history, each in (*advanced, *omitted))
         self._has_begun = True
         is_moving = any(map(self._is_moving, advanced))
         # A node that fails repeatedly changes often, but never lets another node start.
-        is_awaiting = is_moving or any(self._is_awaiting(each, now_s) for each in advanced)
+        is_awaiting = is_moving or any(
+            self._is_awaiting(each, now_s) for each in (*advanced, *omitted)
+        )
         states = (
             () if is_awaiting else tuple(None if p.state in BAD else p.state for p in progress)
         )
@@ -236,13 +247,15 @@ class Rollout:
         decision = RolloutDecision(
             phase=phase,
             nodes=tuple(progress),
-            max_unavailable=self._limits.max_nodes(sum(node.has_published for node in ordered)),
+            max_unavailable=self._limits.max_nodes(sum(node.has_published for node in nodes)),
             failures=tuple(history.failure for history, _ in advanced if history.failure),
             withdraw=tuple(
-                node.name
-                for node, (history, each) in zip(ordered, advanced, strict=True)
-                if each.state is NodeProgressState.NO_RESPONSE and self._is_ours(history, node)
+                each.name
+                for history, each in advanced
+                if each.state is NodeProgressState.NO_RESPONSE
+                and self._is_ours(history, by_name[each.name])
             ),
+            others=tuple(each.name for _, each in omitted if each.is_unavailable),
         )
         if phase not in (RolloutPhase.ROLLING, RolloutPhase.STALLED):
             return decision
@@ -268,7 +281,7 @@ class Rollout:
         """Return whether a rollout made the node's request, and it is not withdrawn."""
         return not history.is_withdrawn and self._goal.withdrawal(node) is not None
 
-    def _is_moving(self, pair: tuple[_NodeHistory, NodeProgress]) -> bool:
+    def _is_moving(self, pair: _Advanced) -> bool:
         history, progress = pair
         if self._limits.pauses and history.has_failed:
             return False
@@ -276,8 +289,8 @@ class Rollout:
             progress.is_retried and progress.seconds < self._limits.node_timeout_s
         )
 
-    def _is_awaiting(self, pair: tuple[_NodeHistory, NodeProgress], now_s: float) -> bool:
-        """Return whether another request may finish in time, so that the node can start."""
+    def _is_awaiting(self, pair: _Advanced, now_s: float) -> bool:
+        """Return whether another request may finish in time, so that a node can start."""
         history, progress = pair
         since_s = history.unfinished.since_s if history.unfinished else now_s
         return progress.is_reserved and now_s - since_s < self._limits.node_timeout_s
@@ -299,9 +312,31 @@ class Rollout:
         is_stalled = rest_s >= self._limits.silence_timeout_s
         return RolloutPhase.STALLED if is_stalled else RolloutPhase.ROLLING
 
+    def _omit(self, history: _NodeHistory, node: fleet_nodes.FleetNode, now_s: float) -> _Advanced:
+        """Return the history of a node that is not changed, and whether it is unavailable."""
+        state = NodeProgressState.SKIPPED
+        history, is_awaited = self._follow_request(history, node, now_s)
+        return history, NodeProgress(
+            name=node.name,
+            state=state,
+            is_unavailable=self._is_unavailable(history, node, state, is_awaited=is_awaited),
+            is_reserved=is_awaited,
+        )
+
+    def _follow_request(
+        self, history: _NodeHistory, node: fleet_nodes.FleetNode, now_s: float
+    ) -> tuple[_NodeHistory, bool]:
+        """Return the history with an unfinished request, and whether that may change the node."""
+        unfinished = _unfinished_request(history.unfinished, node, now_s)
+        # A silent agent changes nothing.
+        is_awaited = unfinished is not None and (
+            node.has_responded or now_s - unfinished.since_s < self._limits.silence_timeout_s
+        )
+        return dataclasses.replace(history, unfinished=unfinished), is_awaited
+
     def _advance(
         self, history: _NodeHistory, node: fleet_nodes.FleetNode, now_s: float
-    ) -> tuple[_NodeHistory, NodeProgress]:
+    ) -> _Advanced:
         """Return what to remember of a node, and its progress."""
         target = history.target if history.has_joined else self._goal.target(node)
         is_visible = node.requested == target
@@ -323,11 +358,7 @@ class Rollout:
             is_silent = is_visible and not node.has_responded
             state, late = self._state_in_time(seconds, is_silent=is_silent)
             message = messages.join(late, message)
-        unfinished = _unfinished_request(history.unfinished, node, now_s)
-        # A silent agent changes nothing.
-        is_awaited = unfinished is not None and (
-            node.has_responded or now_s - unfinished.since_s < self._limits.silence_timeout_s
-        )
+        history, is_awaited = self._follow_request(history, node, now_s)
         progress = NodeProgress(
             name=node.name,
             state=state,
@@ -348,7 +379,7 @@ class Rollout:
             # A request that failed has changed nothing.
             and not (reported and reported.state is model.State.FAILED),
         )
-        history = dataclasses.replace(history, since_s=since_s, unfinished=unfinished)
+        history = dataclasses.replace(history, since_s=since_s)
         return history.after(progress, has_begun=self._has_begun), progress
 
     def _is_unavailable(

@@ -552,6 +552,41 @@ def test_undo_of_a_node_that_had_no_label_removes_it() -> None:
         assert undo(dataclasses.replace(unlabelled, view=view)).phase is Phase.ROLLING
 
 
+@pytest.mark.parametrize(
+    ("other", "expected"),
+    [
+        pytest.param(node("b"), ("a",), id="at rest"),
+        pytest.param(node("b", is_ready=False), (), id="not ready"),
+        pytest.param(
+            node("b", requested="third", state=model.State.PENDING), (), id="under another change"
+        ),
+    ],
+)
+def test_undo_counts_selected_nodes_that_it_does_not_change(
+    other: fleet_nodes.FleetNode, expected: tuple[str, ...]
+) -> None:
+    decision = undo(done_node("a"), other)
+
+    assert decision.start == expected
+    assert decision.unavailable == (() if expected else ("b",))
+    assert states(decision) == {"a": NodeState.TO_DO}
+
+
+def test_undo_waits_for_another_change_of_a_selected_node() -> None:
+    undone, other = undoing(), node("b", requested="third", state=model.State.PENDING)
+    times_s = (0.0, 1799.0, 1800.0, 1921.0)
+    phases = [undone.decide([done_node("a"), other], now_s).phase for now_s in times_s]
+
+    assert phases == [Phase.ROLLING, Phase.ROLLING, Phase.ROLLING, Phase.STALLED]
+    assert undone.decide([done_node("a"), node("b")], 1922.0).start == ("a",)
+
+
+def test_percentage_of_an_undo_is_of_the_selected_nodes() -> None:
+    undone = rollout.Rollout(goals.Goal(layout=None), rollout.RolloutLimits(max_unavailable="50%"))
+
+    assert undone.decide([*map(done_node, "ab"), *map(node, "cd")], 0.0).start == ("a", "b")
+
+
 def test_undo_leaves_superseded_nodes_alone() -> None:
     moved = node("a", requested="third", mark=done_node("a").mark)
     assert states(undo(moved)) == {"a": NodeState.SUPERSEDED}
