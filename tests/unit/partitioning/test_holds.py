@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from mig_manager.core.node import well_known
 from mig_manager.core.partitioning.decision import decisions, past_decisions
 from mig_manager.core.partitioning.nodes import partitioned
 from tests.rigs.cluster import partitions
@@ -115,3 +116,24 @@ def test_the_number_of_holds_is_bounded(single: list[list[str]]) -> None:
     decision = decide(nodes, pods)
 
     assert sum(len(each.gpus) for each in decision.gpu_holds.values()) == 16
+
+
+@pytest.mark.parametrize("is_on_hold", [False, True])
+def test_no_device_for_likely_pods_is_created_on_a_gpu_on_hold(
+    is_on_hold: bool,  # noqa: FBT001 - a case
+) -> None:
+    nodes = [
+        node("a", *[["1g.5gb@6*"]] * 4, labels={well_known.STATE_LABEL: "pending"}),
+        node("b", _ONE, labels={"zone": "b"}),
+        node("c", ["2g.10gb@0", "3g.20gb@4*"]),
+    ]
+    # Node c has room for this pod once it has rested, unless the likely pods keep its instance.
+    pods = [pod("urgent", "4g.20gb", spec={"priority": 1})]
+    if is_on_hold:
+        pods.append(pod("large", "7g.40gb", spec={"nodeSelector": {"zone": "b"}}))
+    history = past_decisions.History(changed_at={"c": NOW})
+
+    decision = decide(nodes, pods, history=history, expected=[pod("likely", "2g.10gb")] * 2)
+
+    assert [*decision.gpu_holds] == (["uid-large"] if is_on_hold else [])
+    assert [change.node for change in decision.changes] == ([] if is_on_hold else ["b"])
