@@ -61,7 +61,7 @@ def test_a_node_that_has_just_changed_does_not_rest_in_a_simulation(
 def test_limits_and_selector_count_in_a_simulation_too(shell: commandline.Shell) -> None:
     nodes, pods = [node("a", SMALL)], [pod("p", "7g.40gb")]
     kept = rigs.simulate(shell, nodes, pods, "--reserve", "1g.5gb=1", "-o", "json").data
-    assert kept["waiting"][0]["reason"] == "in-use"
+    assert "the reserve leaves too little" in kept["unmet"][0]["message"]
     other = rigs.simulate(shell, nodes, pods, "--node-selector", "pool=x", "-o", "json").data
     assert other["nodes"] == []
     assert "no node has the label" in other["unmet"][0]["message"]

@@ -58,7 +58,7 @@ def decide(  # noqa: PLR0913 - what a decision depends on
             are ready. Another node may then still change, unless no pod waits that a node could
             serve.
     """
-    batch = batches.Batch(index, pending)
+    batch = batches.Batch(index, pending, limits.reserved)
     decider = _Decider(index, batch, limits, now, history)
     holding = decider.gpu_holds()
     decider.make_room(holding)
@@ -69,7 +69,7 @@ def decide(  # noqa: PLR0913 - what a decision depends on
     is_calm = not (decision.waiting or decision.changes)
     max_changes = decider.changes.spare or int(is_calm)
     if likely and max_changes:
-        soon = batches.Batch(index, batch.pods, expected=likely)
+        soon = batches.Batch(index, batch.pods, limits.reserved, expected=likely)
         preparing = _Decider(index, soon, limits, now, history, decider.changes)
         preparing.prepare(holding, max_changes)
         decision = dataclasses.replace(decision, changes=preparing.changes.requested)

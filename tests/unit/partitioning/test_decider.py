@@ -194,7 +194,26 @@ DECISIONS: dict[
         [node("a", SMALL)],
         [LARGE],
         {"reserved": TWO_ONES},
-        [f"large IN_USE: {BUSY}"],
+        [unmet("large", "1x 7g.40gb", "a (the reserve leaves too little of its GPUs)")],
+    ),
+    "no idle GPU is on hold for a pod that lacks something else": (
+        [node("a", EMPTY)],
+        [
+            pod("large", "7g.40gb", age_s=700, requests={"cpu": "60"}),
+            pod("s", "1g.5gb", age_s=5),
+            pod("daemon", node_name="a", requests={"cpu": "10"}),
+        ],
+        {},
+        ["a: 1x 1g.5gb for s", f"large CHANGING: it waits for a ({OTHERS})"],
+    ),
+    "no GPU is on hold for a pod that the reserve keeps off": (
+        [node("a", SMALL)],
+        [pod("large", "7g.40gb", age_s=700), pod("s", "3g.20gb", age_s=5)],
+        {"reserved": TWO_ONES},
+        [
+            "a: 1x 3g.20gb instead of 3x 1g.5gb for s",
+            unmet("large", "1x 7g.40gb", "a (the reserve leaves too little of its GPUs)"),
+        ],
     ),
     "reserved devices are not created": (
         [node("a", EMPTY)],
@@ -651,7 +670,7 @@ def test_a_storm_of_pods_is_decided_with_few_questions(are_alike: bool) -> None:
     ]
     parsed_nodes, pending = partitions.parse_cluster(nodes, pods)
     index = node_index.NodeIndex(parsed_nodes)
-    storm = batches.Batch(index, pending)
+    storm = batches.Batch(index, pending, {})
     assert len(storm.groups) == (5 if are_alike else 500)
     feasible = feasible_nodes.FeasibleNodes(index, storm, {}, assumed_pods.AssumedPods(index))
     every_offer = offers.Offers(index, storm, feasible)

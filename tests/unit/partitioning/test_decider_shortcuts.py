@@ -42,7 +42,8 @@ class ClaimedBatch:
     def __init__(self, cluster: Cluster) -> None:
         nodes, pending = partitions.parse_cluster(cluster.nodes, cluster.pods)
         self.index = node_index.NodeIndex(nodes)
-        self.batch = batches.Batch(self.index, pending)
+        reserved = cluster.limits["reserved"]
+        self.batch = batches.Batch(self.index, pending, reserved)
         self.assumed = assumed_pods.AssumedPods(self.index)
         self.rest: list[int] = []
         for rank, group in enumerate(self.batch.group):
@@ -52,7 +53,6 @@ class ClaimedBatch:
                 self.assumed.assume(group, hosts[0])
             else:
                 self.rest.append(rank)
-        reserved = cluster.limits["reserved"]
         self.feasible = feasible_nodes.FeasibleNodes(
             self.index, self.batch, reserved, self.assumed
         )

@@ -2,7 +2,7 @@
 
 import dataclasses
 import datetime as dt
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from mig_manager.core import model
 from mig_manager.core.partitioning import demand
@@ -22,10 +22,17 @@ class Group:
     """Nodes that could not serve them even if idle, or must not change; unknown GPUs could."""
 
     @staticmethod
-    def of(needs: demand.Needs, kind: int, index: node_index.NodeIndex) -> "Group":
-        """Derive the sets of nodes."""
+    def of(
+        needs: demand.Needs,
+        kind: int,
+        index: node_index.NodeIndex,
+        reserved: Mapping[model.Profile, int],
+    ) -> "Group":
+        """Derive the sets of nodes; ``reserved`` devices stay on every node that has them."""
         excluded = index.excluded_nodes(needs)
-        possible = node_sets.EMPTY if needs.unknown else index.with_idle_room(needs.devices)
+        possible = node_sets.EMPTY
+        if not needs.unknown:
+            possible = index.with_idle_room(needs.devices, reserved)
         possible |= index.every - index.published
         short = index.allocatable.short(needs.others)
         never = index.every - ((index.opted_in & possible) - excluded - short)
@@ -39,6 +46,7 @@ class Batch:
         self,
         index: node_index.NodeIndex,
         pending: Iterable[demand.Pending],
+        reserved: Mapping[model.Profile, int],
         *,
         expected: Iterable[demand.Pending] = (),
     ) -> None:
@@ -52,7 +60,8 @@ class Batch:
         kinds: dict[model.Devices, int] = {}
         groups: dict[demand.Needs, Group] = {}
         for needs in dict.fromkeys(pod.needs for pod in self.pods):
-            groups[needs] = Group.of(needs, kinds.setdefault(needs.devices, len(kinds)), index)
+            kind = kinds.setdefault(needs.devices, len(kinds))
+            groups[needs] = Group.of(needs, kind, index, reserved)
         self.groups = tuple(groups.values())
         self.group = [groups[pod.needs] for pod in self.pods]
         """By rank."""

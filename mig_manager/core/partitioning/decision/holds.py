@@ -218,12 +218,14 @@ class _Selection:
     ) -> Iterator[tuple[int, int, int, tuple[int, ...]]]:
         """Yield sets of GPUs of a node that can serve a pod when they are idle.
 
-        The least used come first, of these the ones that the pod holds already.
+        The least used come first, of these the ones that the pod holds already. Idle GPUs of a
+        node that is short of other resources are left out: a hold would only keep others off.
         """
         profiles = group.needs.profiles
         if not profiles:
             return
         largest = min(profiles)
+        short = self._index.available.short(group.needs.others)
         for position in self._nodes - group.never:
             node = self._index.nodes[position]
             uuids = {gpu.index: (node.name, gpu.uuid) for gpu in node.gpus}
@@ -241,7 +243,8 @@ class _Selection:
                 indices.append(index)
                 missing -= count
                 if missing <= 0:
-                    yield fill, new, position, tuple(indices)
+                    if fill or position not in short:
+                        yield fill, new, position, tuple(indices)
                     fill = new = 0
                     indices = []
                     missing = profiles[largest]

@@ -158,6 +158,9 @@ class Causes:
         for text, nodes in self._short(needs.others, index.allocatable, rest):
             yield text, nodes
             rest -= nodes
+        beside_reserve = rest & index.with_idle_room(needs.devices, {})
+        yield "the reserve leaves too little of its GPUs", beside_reserve
+        rest -= beside_reserve
         for empty, nodes in index.hardware.items():
             if empty:
                 yield self._missing(needs, empty), rest & nodes

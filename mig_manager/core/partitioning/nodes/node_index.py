@@ -34,6 +34,10 @@ class NodeFacts:
         )
 
 
+_Alike = tuple[tuple[fit_search.GpuFacts, ...], model.Devices]
+"""What nodes have in common: their idle GPUs, and the reserved devices that stay on them."""
+
+
 class NodeCache:
     """Keeps what decisions derive from nodes that do not change, and their searches."""
 
@@ -105,7 +109,8 @@ class NodeIndex:
         )
         self.published = node_sets.of(i for i, node in enumerate(self.nodes) if node.is_published)
         self._exclusions = exclusions.Exclusions(self.nodes)
-        self._with_idle_room: dict[model.Devices, node_sets.NodeSet] = {}
+        self._alike: dict[model.Devices, dict[_Alike, node_sets.NodeSet]] = {}
+        self._with_idle_room: dict[tuple[model.Devices, model.Devices], node_sets.NodeSet] = {}
 
     @functools.cached_property
     def available(self) -> node_sets.NodeAmounts:
@@ -134,14 +139,36 @@ class NodeIndex:
         """Return the nodes on which a pod cannot run."""
         return node_sets.union(self.excluding(needs).values())
 
-    def with_idle_room(self, devices: model.Devices) -> node_sets.NodeSet:
-        """Return the nodes whose idle GPUs could have devices."""
-        if devices not in self._with_idle_room:
-            self._with_idle_room[devices] = node_sets.union(
+    def with_idle_room(
+        self, devices: model.Devices, reserved: Mapping[model.Profile, int]
+    ) -> node_sets.NodeSet:
+        """Return the nodes whose idle GPUs could have devices beside the reserved ones.
+
+        Only the reserved devices that a node has stay there, and a pod can use them.
+        """
+        key = devices, model.in_order(reserved)
+        if key not in self._with_idle_room:
+            self._with_idle_room[key] = node_sets.union(
                 nodes
-                for empty, nodes in self.hardware.items()
+                for (empty, kept), nodes in self._by_reserve(key[1]).items()
                 if trial_change.TrialChange(
                     trial_change.ChangeableGpus(self.search, dict(enumerate(empty)))
-                ).add(devices)
+                ).add(
+                    model.in_order(
+                        collections.Counter(dict(devices)) | collections.Counter(dict(kept))
+                    )
+                )
             )
-        return self._with_idle_room[devices]
+        return self._with_idle_room[key]
+
+    def _by_reserve(self, reserved: model.Devices) -> dict[_Alike, node_sets.NodeSet]:
+        """Return the sets of nodes with equal GPUs and equal numbers of reserved devices."""
+        if reserved not in self._alike:
+            self._alike[reserved] = node_sets.by_key(
+                (
+                    each.empty,
+                    model.in_order({p: min(n, each.devices.get(p, 0)) for p, n in reserved}),
+                )
+                for each in self.facts
+            )
+        return self._alike[reserved]
