@@ -196,6 +196,18 @@ DECISIONS: dict[
         {"reserved": TWO_ONES},
         [unmet("large", "1x 7g.40gb", "a (the reserve leaves too little of its GPUs)")],
     ),
+    "pods may use the reserved devices, and others have to stay": (
+        [node("a", ["3g.20gb@0", "1g.5gb@4", "1g.5gb@5"])],
+        [pod("p", "2x3g.20gb")],
+        {"reserved": {**TWO_ONES, samples.profile("3g.20gb"): 1}},
+        [unmet("p", "2x 3g.20gb", "a (the reserve leaves too little of its GPUs)")],
+    ),
+    "reserved devices move to another GPU": (
+        [node("a", ["1g.5gb@0"], ["1g.5gb@0"])],
+        [LARGE],
+        {"reserved": TWO_ONES},
+        ["a: 2x 1g.5gb, 1x 7g.40gb instead of 1x 1g.5gb for large"],
+    ),
     "no idle GPU is on hold for a pod that lacks something else": (
         [node("a", EMPTY)],
         [

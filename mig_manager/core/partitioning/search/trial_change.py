@@ -89,6 +89,18 @@ class TrialChange:
 
         No device is created on the GPUs ``without``.
         """
+        if self._add(devices, without):
+            return True
+        floor, self._floor = self._floor, _NONE
+        # The devices that must stay may have to move to another GPU: they are created there.
+        content = collections.Counter(dict(devices)) | collections.Counter(floor)
+        if floor and self._add(model.in_order(content), without):
+            return True
+        self._floor = floor
+        return False
+
+    def _add(self, devices: model.Devices, without: AbstractSet[int]) -> bool:
+        """Make room for devices, and keep the others that must stay where they are."""
         before = self._assumed
         # Of several profiles, the idle instance of one may be where another has to be created.
         for reuses_idle in (True, False)[: len(devices)]:
