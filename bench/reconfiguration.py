@@ -18,7 +18,7 @@ import time
 
 from bench import transitions
 from mig_manager.core import model
-from mig_manager.core.layout import config, layouts
+from mig_manager.core.layout import config, selection
 from mig_manager.core.node import well_known
 from mig_manager.core.planner import planner
 from mig_manager.sandbox import stages
@@ -104,7 +104,7 @@ def _follow(stage: stages.Stage, layout: str, latency: states.Latency) -> Course
 
     gpus = stage.gpus.observe()
     document = config.parse(_CONFIG, source="bench")
-    plan = planner.plan(gpus, layouts.select(document.layout(layout), gpus))
+    plan = planner.plan(gpus, selection.select(document.layout(layout), gpus))
     processor_s = _processor_s(stage)
     with contextlib.ExitStack() as stack:
         for listener in (note, waits.note):

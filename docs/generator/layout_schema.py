@@ -9,7 +9,7 @@ import re
 from typing import Any
 
 from mig_manager.core import profile_name
-from mig_manager.core.layout import config, gpu_selectors, layouts
+from mig_manager.core.layout import config, gpu_selectors, layout_documents
 
 _UINT32 = (
     r"(0[xX](?=[0-9A-Fa-f_])(_?0)*(_?[0-9A-Fa-f]){0,8}|0[bB][01_]+|0[oO]?[0-7_]*|[1-9][0-9_]*)"
@@ -30,7 +30,7 @@ def schema() -> dict[str, Any]:
         "description": "MIG layouts for mig-manager and nvidia-mig-parted. Empty: none.",
         "type": ["object", "null"],
         "properties": {
-            "version": {"const": layouts.VERSION},
+            "version": {"const": layout_documents.VERSION},
             "mig-configs": {
                 "description": "Layouts by name, which is the value of the node's label.",
                 "type": "object",

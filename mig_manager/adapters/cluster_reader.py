@@ -14,7 +14,7 @@ from mig_manager import errors, reasons
 from mig_manager.adapters import rest
 from mig_manager.core import messages
 from mig_manager.core.fleet import fleet_nodes, node_moments, node_reports
-from mig_manager.core.layout import config, layouts
+from mig_manager.core.layout import config, layout_documents
 from mig_manager.core.node import api_values, device_classes, pod_object, well_known
 
 _NODES = "/api/v1/nodes"
@@ -158,10 +158,10 @@ class ClusterReader:
     def document(
         self,
         config_map: tuple[str, str] | None,
-        default: layouts.Document | None = None,
+        default: layout_documents.Document | None = None,
         *,
         is_lenient: bool = False,
-    ) -> layouts.Document:
+    ) -> layout_documents.Document:
         """Return the layouts.
 
         Args:

@@ -19,7 +19,7 @@ from mig_manager.change import (
     transaction,
 )
 from mig_manager.core import messages, model, ports, timing
-from mig_manager.core.layout import config, custom_layouts, layouts
+from mig_manager.core.layout import config, custom_layouts, layout_documents
 from mig_manager.core.node import pod_object
 from mig_manager.core.records import node_entries, requests, run_status
 from mig_manager.core.settings import node_settings
@@ -148,7 +148,7 @@ class NodeContext:
         """The verified layout, saved for the next boot."""
         return layout_store.VerifiedLayoutStore(self.deps.verified_layout_file, self.deps.boot_id)
 
-    def layout_file(self) -> layouts.Document:
+    def layout_file(self) -> layout_documents.Document:
         """Parse the config document; ConfigError if it cannot be read or is invalid."""
         source, limits = self.deps.configs, self.limits
         try:

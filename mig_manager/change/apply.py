@@ -13,7 +13,7 @@ from mig_manager import errors, reasons
 from mig_manager.change import hook_points, local, local_journal, transaction
 from mig_manager.core import gpu_processes, model, ports, steps
 from mig_manager.core.files import checkpoint
-from mig_manager.core.layout import layouts, plans
+from mig_manager.core.layout import layouts, plans, selection
 from mig_manager.core.node import clients
 from mig_manager.core.planner import planner
 from mig_manager.core.records import journals
@@ -52,7 +52,7 @@ def apply(
         name=layout.name,
         content_hash=layout.content_hash,
         is_mode_only=is_mode_only,
-        gpu_uuids=lambda gpus: frozenset(layouts.select(layout, gpus)),
+        gpu_uuids=lambda gpus: frozenset(selection.select(layout, gpus)),
         plan=lambda gpus: plans.plan(
             gpus,
             layout,
@@ -60,7 +60,7 @@ def apply(
             users=deps.pods.by_device,
             processes=lambda: _known_processes(deps),
         ),
-        unrestored_snapshots=functools.partial(layouts.unrestored_elsewhere, layout),
+        unrestored_snapshots=functools.partial(selection.unrestored_elsewhere, layout),
     )
     lock = (
         contextlib.nullcontext()

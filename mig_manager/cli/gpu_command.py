@@ -11,7 +11,7 @@ from mig_manager.cli import gpu_access, gpu_settings
 from mig_manager.cli.toolkit import console, gpu_text
 from mig_manager.core import messages, model
 from mig_manager.core.files import yaml_tree
-from mig_manager.core.layout import layouts, plans, served
+from mig_manager.core.layout import layout_documents, layouts, plans, served
 from mig_manager.core.planner import vgpus
 from mig_manager.core.settings import node_settings
 
@@ -72,7 +72,7 @@ class GpuCommand(gpu_access.CommandAdapters):
             remedy=reasons.CommandRemedy("{} shows which ones fit.", "validate"),
         )
 
-    def _read_of_pod(self) -> layouts.Document:
+    def _read_of_pod(self) -> layout_documents.Document:
         """Return the agent's document; a default one that is unusable is also a warning."""
         try:
             return self.read(self.settings.config_file)
@@ -81,12 +81,12 @@ class GpuCommand(gpu_access.CommandAdapters):
                 self.warn([f"the default layouts are not served: {error.message}"])
             raise
 
-    def _fitting(self, source: layouts.Document) -> Sequence[str]:
+    def _fitting(self, source: layout_documents.Document) -> Sequence[str]:
         """Return the layouts that fit this machine's GPUs, or all if none is known to fit."""
         fits = (served.fitting(source.layouts.values(), gpus) for gpus in self._nodes())
         return [fit.layout.name for fit in itertools.chain(*fits)] or list(source.layouts)
 
-    def _generate(self, name: str, source: layouts.Document) -> layouts.Layout:
+    def _generate(self, name: str, source: layout_documents.Document) -> layouts.Layout:
         """Generate a layout that the built-in file lacks, for this machine's GPUs."""
         nodes = self._nodes()
         for gpus in nodes:
@@ -99,7 +99,7 @@ class GpuCommand(gpu_access.CommandAdapters):
             return (self.observed,)
         return ()
 
-    def read(self, file: str | None) -> layouts.Document:
+    def read(self, file: str | None) -> layout_documents.Document:
         """Return a config document, by default the built-in one."""
         packaged = process.packaged_config()
         return self._terminal.layout_file(

@@ -9,7 +9,7 @@ from mig_manager.adapters import cluster_reader, kubectl
 from mig_manager.cli.toolkit import console, documents
 from mig_manager.core.display import bar
 from mig_manager.core.fleet import node_reports
-from mig_manager.core.layout import layouts
+from mig_manager.core.layout import layout_documents
 from mig_manager.core.settings import node_settings
 from mig_manager.kubectl import plugin_settings
 
@@ -89,7 +89,9 @@ class ClusterCommand:
             or self._settings.output_format is node_settings.OutputFormat.WIDE
         )
 
-    def document(self, default: layouts.Document | None = None) -> layouts.Document:
+    def document(
+        self, default: layout_documents.Document | None = None
+    ) -> layout_documents.Document:
         """Return the layouts of the chosen file or ConfigMap, or of the agents'."""
         return documents.document(
             self._terminal,

@@ -10,7 +10,7 @@ import datetime as dt
 from mig_manager import errors, reasons
 from mig_manager.core.files import yaml_tree
 from mig_manager.core.fleet import fleet_nodes, node_reports, preview
-from mig_manager.core.layout import custom_layouts, layouts
+from mig_manager.core.layout import custom_layouts, layout_documents, layouts
 from mig_manager.core.node import well_known
 from mig_manager.kubectl import cluster_command, node_plans
 
@@ -39,7 +39,7 @@ def apply(
     command: cluster_command.ClusterCommand,
     report: node_reports.NodeReport,
     requested: layouts.Layout | str,
-    document: layouts.Document,
+    document: layout_documents.Document,
     *,
     is_dry_run: bool,
 ) -> RequestedPlan:
@@ -86,7 +86,7 @@ def _plan(
     command: cluster_command.ClusterCommand,
     report: node_reports.NodeReport,
     requested: layouts.Layout | str,
-    document: layouts.Document,
+    document: layout_documents.Document,
 ) -> tuple[str, str | None, preview.ClusterPlan]:
     """Return the label's value, the annotation of a custom layout, and the plan."""
     node = report.node
@@ -99,7 +99,7 @@ def _plan(
         custom = requested
         text = annotation(requested, command.now)
         custom_layouts.single(text, source=custom.location.source)
-        document = layouts.Document(source=custom.origin, layouts={})
+        document = layout_documents.Document(source=custom.origin, layouts={})
         annotations = {**node.view.annotations, well_known.LAYOUT_ANNOTATION: text}
         view = dataclasses.replace(node.view, annotations=annotations)
         planned = dataclasses.replace(report, node=dataclasses.replace(node, view=view))
@@ -120,7 +120,7 @@ def annotation(layout: layouts.Layout, now: dt.datetime) -> str:
 
     The layout keeps its name, which may say that it never evicts.
     """
-    document = layouts.render([layout])
+    document = layout_documents.render([layout])
     return f"# kubectl mig apply, {now.isoformat()}\n{yaml_tree.dump(document)}"
 
 

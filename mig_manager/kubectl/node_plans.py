@@ -8,7 +8,7 @@ from mig_manager.cli.toolkit import gpu_text, plan_table
 from mig_manager.core import messages
 from mig_manager.core.display import bar
 from mig_manager.core.fleet import listed_layouts, node_reports, preview
-from mig_manager.core.layout import layouts
+from mig_manager.core.layout import layout_documents, layouts
 from mig_manager.core.node import resources
 from mig_manager.kubectl import node_status, presumed_gpus
 
@@ -17,7 +17,7 @@ def plan(
     name: str,
     reports: Sequence[node_reports.NodeReport],
     *,
-    document: layouts.Document,
+    document: layout_documents.Document,
     pods: cluster_reader.Pods,
     layout: layouts.Layout | None = None,
 ) -> preview.ClusterPlan:
@@ -41,7 +41,7 @@ def plan(
 def _of_node(
     layout_name: str,
     report: node_reports.NodeReport,
-    document: layouts.Document,
+    document: layout_documents.Document,
     pods: cluster_reader.Pods,
     layout: layouts.Layout | None,
 ) -> preview.NodePlan:

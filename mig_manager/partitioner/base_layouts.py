@@ -6,7 +6,7 @@ import structlog
 
 from mig_manager import errors
 from mig_manager.core import model
-from mig_manager.core.layout import layouts, served
+from mig_manager.core.layout import layout_documents, served
 from mig_manager.core.partitioning.nodes import partitioned
 
 Base = Mapping[str, model.DesiredGpu]  # instances of a node's GPUs, by UUID
@@ -17,7 +17,7 @@ _log = structlog.get_logger()
 class BaseLayouts:
     """Selects the base layout of every node, once for the same GPUs."""
 
-    def __init__(self, name: str | None, document: layouts.Document | None) -> None:
+    def __init__(self, name: str | None, document: layout_documents.Document | None) -> None:
         """Build it; without a document, the layout is generated from the GPUs."""
         self._name = name
         self._document = document

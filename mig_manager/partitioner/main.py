@@ -10,7 +10,7 @@ from mig_manager.adapters import host
 from mig_manager.adapters.host import files, web_server
 from mig_manager.adapters.kubernetes import api, leader, partitioner_cluster, watch
 from mig_manager.core import liveness, timing
-from mig_manager.core.layout import config, layouts
+from mig_manager.core.layout import config, layout_documents
 from mig_manager.partitioner import demand_signal, loop, metrics, partitioner_settings, term
 
 _STUCK_AFTER_S = 300.0
@@ -111,7 +111,9 @@ def run(settings: partitioner_settings.PartitionerSettings) -> int:
     return 0
 
 
-def _document(settings: partitioner_settings.PartitionerSettings) -> layouts.Document | None:
+def _document(
+    settings: partitioner_settings.PartitionerSettings,
+) -> layout_documents.Document | None:
     if settings.config_file is None or settings.base_layout is None:
         return None
     file = files.ConfigFile(settings.config_file)

@@ -14,7 +14,7 @@ import structlog
 from mig_manager import errors, reasons
 from mig_manager.adapters.kubernetes import leader, partitioner_cluster
 from mig_manager.core import timing
-from mig_manager.core.layout import layouts
+from mig_manager.core.layout import layout_documents
 from mig_manager.core.partitioning import decider, demand
 from mig_manager.core.partitioning.decision import decisions, past_decisions
 from mig_manager.core.partitioning.nodes import node_index, own_clock, partitioned
@@ -49,7 +49,9 @@ class Parts:
     clock: timing.Clock
     signal: demand_signal.DemandSignal
     telemetry: metrics.PartitionerMetrics
-    document: layouts.Document | None = None  # None: the base layout is generated from the GPUs
+    document: layout_documents.Document | None = (
+        None  # None: the base layout is generated from the GPUs
+    )
 
 
 class Term:

@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from mig_manager.core import model
 from mig_manager.core.files import yaml_tree
-from mig_manager.core.layout import layouts
+from mig_manager.core.layout import layout_documents, selection
 
 ONE_SLICE = "demo-one-slice-changed"
 TOO_MUCH = "demo-too-much"
@@ -13,7 +13,7 @@ BALANCED = "all-balanced"
 
 def render(
     gpus: Sequence[model.Gpu],
-    packaged: layouts.Document,
+    packaged: layout_documents.Document,
     *,
     names: Collection[str] = (ONE_SLICE, TOO_MUCH),
 ) -> str:
@@ -23,7 +23,7 @@ def render(
     """
     extra: dict[str, object] = {}
     if ONE_SLICE in names:
-        balanced = layouts.select(packaged.layout(BALANCED), gpus)
+        balanced = selection.select(packaged.layout(BALANCED), gpus)
         changed = {uuid: dict(layout.devices) for uuid, layout in balanced.items()}
         first = next(gpu for gpu in gpus if gpu.uuid in changed)
         two, one = _smallest(first, 2).profile, _smallest(first, 1).profile

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from mig_manager.core import model
-from mig_manager.core.layout import config, layouts
+from mig_manager.core.layout import config, selection
 from mig_manager.core.node import well_known
 from mig_manager.sandbox import demo_layouts, stages
 from mig_manager.sandbox.driver import simulated_events
@@ -165,7 +165,7 @@ def _is_active(stage: stages.Stage, layout: str) -> Checks:
     text = stage.config_file.read_text(encoding="utf-8")
     document = config.parse(text, source=str(stage.config_file))
     expected: collections.Counter[str] = collections.Counter()
-    for gpu in layouts.select(document.layout(layout), stage.gpus.observe()).values():
+    for gpu in selection.select(document.layout(layout), stage.gpus.observe()).values():
         for profile, count in gpu.devices:
             # As in NVIDIA's documentation, to check ``resources.of_profile`` independently.
             name = str(profile).replace("+", ".")

@@ -9,7 +9,7 @@ from typing import Any
 
 from mig_manager import reasons
 from mig_manager.core import model
-from mig_manager.core.layout import config, custom_layouts, layouts
+from mig_manager.core.layout import config, custom_layouts, selection
 from mig_manager.core.node import device_classes, resources, well_known
 from mig_manager.core.partitioning import demand
 from mig_manager.core.planner import planner
@@ -155,7 +155,7 @@ class PartitionerRig:
         gpus = self.gpus[name]
         state = model.State.SUCCESS if reason is reasons.Reason.APPLIED else model.State.FAILED
         if state is model.State.SUCCESS:
-            plan = planner.plan(gpus, layouts.select(layout, gpus))
+            plan = planner.plan(gpus, selection.select(layout, gpus))
             self.gpus[name] = gpu_values.execute(gpus, plan)
         published = self._annotations(
             name,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mig_manager.core.layout import config, layouts
+from mig_manager.core.layout import config, selection
 from mig_manager.core.node import resources, well_known
 from mig_manager.sandbox.apiserver import kinds
 from tests.partitioner.rigs import SOON_S, TERM_S, PartitionerRig
@@ -28,7 +28,7 @@ def test_pending_pod_gets_room_by_one_patch(rig: PartitionerRig) -> None:
         }
     }
     (layout,) = config.parse(text, source="annotation").layouts.values()
-    (desired,) = layouts.select(layout, rig.gpus["n1"]).values()
+    (desired,) = selection.select(layout, rig.gpus["n1"]).values()
     assert sum(desired.counts.values()) >= 2
     (event,) = rig.events()
     assert event["reason"] == "RepartitioningRequested"

@@ -12,7 +12,7 @@ import pytest
 from mig_manager import errors, reasons
 from mig_manager.catalogue import hardware
 from mig_manager.core import model
-from mig_manager.core.layout import config, gpu_selectors, layouts
+from mig_manager.core.layout import config, gpu_selectors, layouts, selection
 from mig_manager.core.planner import planner
 from tests.rigs.node import gpu_values
 
@@ -106,7 +106,7 @@ def test_every_layout_fits_every_gpu_that_it_is_for(gpu: model.Gpu) -> None:
         rule = deciding_rule(layout, gpu)
         if rule is None or not is_for(rule, gpu):
             continue
-        selected = layouts.select(layout, [gpu])
+        selected = selection.select(layout, [gpu])
         assert carry_out(gpu, selected[gpu.uuid]) == rule.desired, layout.name
         fitting += 1
     assert fitting >= 8
@@ -116,7 +116,7 @@ def test_every_layout_fits_every_gpu_that_it_is_for(gpu: model.Gpu) -> None:
 def test_every_profile_of_every_gpu_has_its_layout_with_as_many_as_fit(gpu: model.Gpu) -> None:
     for profile in profiles_of(gpu):
         layout = DOCUMENT.layout(f"all-{profile}".replace("+", "."))
-        desired = layouts.select(layout, [gpu])[gpu.uuid]
+        desired = selection.select(layout, [gpu])[gpu.uuid]
         ((named, count),) = desired.devices
         assert named == profile
         with pytest.raises(errors.LayoutError) as caught:
@@ -126,7 +126,7 @@ def test_every_profile_of_every_gpu_has_its_layout_with_as_many_as_fit(gpu: mode
 
 @pytest.mark.parametrize("gpu", MIG_GPUS)
 def test_balanced_takes_every_compute_slice_of_every_gpu(gpu: model.Gpu) -> None:
-    desired = layouts.select(DOCUMENT.layout("all-balanced"), [gpu])[gpu.uuid]
+    desired = selection.select(DOCUMENT.layout("all-balanced"), [gpu])[gpu.uuid]
     slices = sum(profile.gpu_slices * count for profile, count in desired.devices)
     assert slices == max(profile.gpu_slices for profile in profiles_of(gpu))
 
@@ -149,7 +149,7 @@ def test_every_layout_is_for_a_known_gpu() -> None:
 @pytest.mark.parametrize("name", ["all-3g.95gb", "all-4g.95gb", "all-7g.189gb", "all-2g.47gb"])
 def test_the_layouts_of_pre_production_units_fit_them(name: str) -> None:
     early = hardware.template(hardware.find(PRE_PRODUCTION))
-    desired = layouts.select(DOCUMENT.layout(name), [early])[early.uuid]
+    desired = selection.select(DOCUMENT.layout(name), [early])[early.uuid]
     assert carry_out(early, desired) == desired
 
 
@@ -162,9 +162,9 @@ def test_layouts_of_unplaced_products_have_the_published_number(product: dict[st
         name = f"all-{profile}".replace("+", ".")
         # Jetson Thor creates this one only beside another: all-balanced.
         if profile != "1g.0gb+me":
-            desired = layouts.select(DOCUMENT.layout(name), [gpu])[gpu.uuid]
+            desired = selection.select(DOCUMENT.layout(name), [gpu])[gpu.uuid]
             assert {str(each): n for each, n in desired.devices} == {profile: count}, name
-    balanced = layouts.select(DOCUMENT.layout("all-balanced"), [gpu])[gpu.uuid].devices
+    balanced = selection.select(DOCUMENT.layout("all-balanced"), [gpu])[gpu.uuid].devices
     assert all(n <= most[str(each)] for each, n in balanced)
     slices = max(row["slices"] for row in product["profiles"])
     assert sum(each.gpu_slices * n for each, n in balanced) == slices
@@ -199,5 +199,5 @@ def test_the_examples_in_the_comments_work_when_uncommented() -> None:
     h100 = gpu_values.gpus_of("8xh100")
     for name in ("training-and-notebooks", "inference", "shared-memory"):
         for gpu in h100:
-            desired = layouts.select(document.layout(name), h100)[gpu.uuid]
+            desired = selection.select(document.layout(name), h100)[gpu.uuid]
             assert carry_out(gpu, desired) == desired

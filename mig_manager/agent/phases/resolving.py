@@ -7,7 +7,7 @@ from mig_manager.agent import attempts
 from mig_manager.agent.phases import targets
 from mig_manager.agent.pods import unreachable_gpus
 from mig_manager.core import messages, model
-from mig_manager.core.layout import layouts, served
+from mig_manager.core.layout import selection, served
 
 _ABOUT_FILE = frozenset({reasons.Reason.INVALID_CONFIG, reasons.Reason.UNKNOWN_CONFIG})
 
@@ -102,7 +102,7 @@ def record_content(
     """Record the layout's content, which may end the verification of an earlier one."""
     record = attempt.recorder.record.with_content(
         target.layout.content_hash,
-        layouts.goal_hashes(target.layout, gpus),
+        selection.goal_hashes(target.layout, gpus),
         is_from_owner=target.is_from_owner,
     )
     attempt.recorder.set_record(record)

@@ -10,7 +10,7 @@ import structlog
 
 from mig_manager.core import model, steps
 from mig_manager.core.files import yaml_tree
-from mig_manager.core.layout import layouts
+from mig_manager.core.layout import layouts, selection
 from mig_manager.core.planner import planner
 
 _log = structlog.get_logger()
@@ -60,9 +60,9 @@ class LayoutTarget:
 
     def select(self, gpus: Sequence[model.Gpu]) -> Mapping[str, model.DesiredGpu]:
         """Return the layout of its GPUs, and log what lenient parsing accepts."""
-        with layouts.located(self.layout, gpus):
-            desired = layouts.select(self.layout, gpus)
-        for remark in (*self.warnings, *layouts.lenient_warnings(self.layout, gpus)):
+        with selection.located(self.layout, gpus):
+            desired = selection.select(self.layout, gpus)
+        for remark in (*self.warnings, *selection.lenient_warnings(self.layout, gpus)):
             _log.warning("config_overlooked", place=str(remark.location), problem=remark.message)
         return desired
 
@@ -73,14 +73,14 @@ class LayoutTarget:
         use: Mapping[str, int] = types.MappingProxyType({}),
     ) -> steps.Plan:
         """Plan the layout."""
-        with layouts.located(self.layout, gpus):
-            return planner.plan(gpus, layouts.select(self.layout, gpus), use=use)
+        with selection.located(self.layout, gpus):
+            return planner.plan(gpus, selection.select(self.layout, gpus), use=use)
 
     def unrestored_snapshots(
         self, gpus: model.ObservedGpus, before: model.Snapshots
     ) -> model.Snapshots:
         """Return the unreachable GPUs outside the layout."""
-        return layouts.unrestored_elsewhere(self.layout, gpus, before)
+        return selection.unrestored_elsewhere(self.layout, gpus, before)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

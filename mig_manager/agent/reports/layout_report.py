@@ -8,7 +8,7 @@ from mig_manager import errors
 from mig_manager.agent import attempts
 from mig_manager.core import model
 from mig_manager.core.files import yaml_tree
-from mig_manager.core.layout import layout_list, layouts, served
+from mig_manager.core.layout import layout_documents, layout_list, layouts, served
 from mig_manager.core.node import well_known
 
 _log = structlog.get_logger()
@@ -50,7 +50,7 @@ class LayoutReport:
         write = self._context.deps.write_layouts
         if write is None or fitting in (None, self._written):
             return
-        if write(yaml_tree.dump(layouts.render(fitting or ()))):
+        if write(yaml_tree.dump(layout_documents.render(fitting or ()))):
             self._written = fitting
 
 

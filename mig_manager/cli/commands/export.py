@@ -40,7 +40,7 @@ class Settings(
 def run(settings: Settings, terminal: console.Console) -> int:
     """Write the GPUs' state as a config document."""
     from mig_manager.cli import gpu_command
-    from mig_manager.core.layout import layouts
+    from mig_manager.core.layout import layout_documents, layouts
 
     command = gpu_command.GpuCommand(settings, terminal)
     command.warn_half_changed()
@@ -52,5 +52,5 @@ def run(settings: Settings, terminal: console.Console) -> int:
         is_complete=not observed.unreachable,
     )
     command.warn_unreachable(observed.unreachable, "it is not in the document")
-    terminal.say(console.render(layouts.render([layout]), settings.output_format))
+    terminal.say(console.render(layout_documents.render([layout]), settings.output_format))
     return console.DONE

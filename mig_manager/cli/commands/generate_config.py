@@ -48,7 +48,7 @@ def run(settings: Settings, terminal: console.Console) -> int:
     from mig_manager.adapters.host import files
     from mig_manager.catalogue import hardware
     from mig_manager.cli import gpu_command
-    from mig_manager.core.layout import generator, layouts
+    from mig_manager.core.layout import generator, layout_documents
 
     command = gpu_command.GpuCommand(settings, terminal)
     if settings.products:
@@ -56,7 +56,7 @@ def run(settings: Settings, terminal: console.Console) -> int:
     else:
         kinds = generator.kinds_of(command.observed)
     generated = generator.layouts_of(kinds, has_all_maximal=settings.has_all_maximal)
-    text = console.render(layouts.render(generated.values()), settings.output_format)
+    text = console.render(layout_documents.render(generated.values()), settings.output_format)
     if settings.output_file is None or settings.output_file == console.STANDARD_OUTPUT:
         terminal.say(text)
     else:

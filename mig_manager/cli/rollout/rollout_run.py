@@ -18,7 +18,7 @@ from mig_manager.cli.toolkit import console, documents, plan_table
 from mig_manager.core import messages
 from mig_manager.core.display import bar
 from mig_manager.core.fleet import fleet_nodes, goals, listed_layouts, preview, rollout
-from mig_manager.core.layout import layouts
+from mig_manager.core.layout import layout_documents
 from mig_manager.core.settings import node_settings
 
 _POLL_S = 0.5
@@ -95,7 +95,7 @@ def _document(
     settings: rollout_settings.RolloutSettings,
     terminal: console.Console,
     reader: cluster_reader.ClusterReader,
-) -> layouts.Document:
+) -> layout_documents.Document:
     try:
         return documents.document(
             terminal,

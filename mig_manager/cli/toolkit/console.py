@@ -23,7 +23,7 @@ from mig_manager.core.files import json_text
 from mig_manager.core.settings import node_settings
 
 if TYPE_CHECKING:
-    from mig_manager.core.layout import layouts
+    from mig_manager.core.layout import layout_documents
 
 API_VERSION = "mig-manager.io/v1"  # answers have it; docs/labels.md promises its stability
 DONE, FAILED, UNUSABLE, UNKNOWN_COMMAND = 0, 1, 2, 3
@@ -174,7 +174,7 @@ class Console:
 
     def layout_file(
         self, name: str, *, source: str = "", is_lenient: bool = False
-    ) -> "layouts.Document":
+    ) -> "layout_documents.Document":
         """Parse a layout file, or standard input for ``-``; messages call it ``source``.
 
         Raises:

@@ -3,7 +3,7 @@
 from mig_manager import errors
 from mig_manager.adapters import cluster_reader
 from mig_manager.cli.toolkit import console
-from mig_manager.core.layout import layouts
+from mig_manager.core.layout import layout_documents
 
 
 def document(
@@ -12,9 +12,9 @@ def document(
     *,
     file: str | None,
     config_map: tuple[str, str] | None,
-    default: layouts.Document | None = None,
+    default: layout_documents.Document | None = None,
     is_lenient: bool = False,
-) -> layouts.Document:
+) -> layout_documents.Document:
     """Read the chosen file or ConfigMap, or else the agents', and write its warnings.
 
     Args:

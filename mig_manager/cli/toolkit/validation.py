@@ -8,7 +8,7 @@ from mig_manager import errors
 from mig_manager.core import messages
 from mig_manager.core.display import bar, tables
 from mig_manager.core.files import yaml_tree
-from mig_manager.core.layout import gpu_selectors, layouts, validate
+from mig_manager.core.layout import gpu_selectors, layout_documents, validate
 
 if TYPE_CHECKING:
     from mig_manager.core.answers import check_answers
@@ -25,7 +25,7 @@ _UNCHECKED_INDICES = (
 class ValidatedFile:
     """The verdicts on one layout file."""
 
-    document: layouts.Document
+    document: layout_documents.Document
     fits: validate.Validated | None  # None: not compared with any GPU
     checks_portability: bool
 
@@ -84,7 +84,7 @@ def files_text(results: Sequence[ValidatedFile | InvalidFile], style: bar.Style)
     return "\n\n".join(blocks)
 
 
-def unknown_names(source: layouts.Document) -> Sequence[yaml_tree.Diagnostic]:
+def unknown_names(source: layout_documents.Document) -> Sequence[yaml_tree.Diagnostic]:
     """Return diagnostics for device filters whose name matches no known product."""
     named = {
         each: rule.filter_locations[each]
@@ -160,7 +160,7 @@ def _is_for_others(result: validate.Validated, layout: str) -> bool:
     return {result.product_fits[layout, product].fit for product in result.products} <= others
 
 
-def _portability(document: layouts.Document, *, style: bar.Style) -> str:
+def _portability(document: layout_documents.Document, *, style: bar.Style) -> str:
     """Name the lines of a layout file that nvidia-mig-parted does not understand."""
     if not document.extensions:
         return style.fit(f"{document.source}: nvidia-mig-parted understands all of it.")

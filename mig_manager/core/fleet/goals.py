@@ -7,7 +7,7 @@ from typing import Self
 
 from mig_manager.core import model
 from mig_manager.core.fleet import fleet_nodes, listed_layouts, marks
-from mig_manager.core.layout import layouts
+from mig_manager.core.layout import layout_documents
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,7 +16,7 @@ class Goal:
 
     layout: str | None  # None: undo on the nodes with the rollout's mark
     started_at: dt.datetime | None = None  # the rollout by its start, as in ``marks.Mark``
-    document: layouts.Document = listed_layouts.NO_FILE
+    document: layout_documents.Document = listed_layouts.NO_FILE
     """Has the layout's content, unless the nodes have it."""
 
     @property

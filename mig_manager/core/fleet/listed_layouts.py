@@ -5,10 +5,10 @@ from collections.abc import Iterable
 from mig_manager import errors, reasons
 from mig_manager.core import messages, model
 from mig_manager.core.fleet import fleet_nodes
-from mig_manager.core.layout import custom_layouts, layouts, served
+from mig_manager.core.layout import custom_layouts, layout_documents, layouts, served
 from mig_manager.core.node import well_known
 
-NO_FILE = layouts.Document(source="the node's list", layouts={}, is_presumed=True)
+NO_FILE = layout_documents.Document(source="the node's list", layouts={}, is_presumed=True)
 """In place of a layout file: generated layouts need none."""
 _REMEDY = (
     "Name a layout that 'kubectl mig layouts' lists. If this one was just added, name its "
@@ -26,7 +26,7 @@ def is_listed(members: Iterable[fleet_nodes.FleetNode], name: str) -> bool:
 
 
 def require_layout(
-    members: Iterable[fleet_nodes.FleetNode], document: layouts.Document, name: str
+    members: Iterable[fleet_nodes.FleetNode], document: layout_documents.Document, name: str
 ) -> None:
     """Raise LayoutError (UNKNOWN_CONFIG) if neither document nor any node has the layout."""
     every = tuple(members)
@@ -45,7 +45,10 @@ def require_layout(
 
 
 def layout_of(
-    node: fleet_nodes.FleetNode, gpus: Iterable[model.Gpu], document: layouts.Document, name: str
+    node: fleet_nodes.FleetNode,
+    gpus: Iterable[model.Gpu],
+    document: layout_documents.Document,
+    name: str,
 ) -> layouts.Layout | None:
     """Return the layout that a node with these GPUs serves under a name; None if unknown.
 

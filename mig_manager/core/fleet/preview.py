@@ -15,7 +15,7 @@ from mig_manager.core import messages, model, steps
 from mig_manager.core.answers import gpu_answers
 from mig_manager.core.display import bar
 from mig_manager.core.fleet import fleet_nodes, goals, listed_layouts
-from mig_manager.core.layout import custom_layouts, layouts, plans
+from mig_manager.core.layout import custom_layouts, layout_documents, layouts, plans
 from mig_manager.core.node import clients, pod_object, resources, strategies, well_known
 
 if TYPE_CHECKING:
@@ -169,7 +169,7 @@ def evictions(previews: Iterable[NodePlan]) -> str:
 
 def preview(
     node: fleet_nodes.FleetNode,
-    document: layouts.Document,
+    document: layout_documents.Document,
     name: str,
     pods: Sequence[pod_object.Pod] | None = (),
     *,
@@ -254,7 +254,7 @@ def is_from_annotation(node: fleet_nodes.FleetNode, name: str) -> bool:
 
 
 def source_of(
-    document: layouts.Document, name: str, among: Iterable[fleet_nodes.FleetNode]
+    document: layout_documents.Document, name: str, among: Iterable[fleet_nodes.FleetNode]
 ) -> str:
     """Return where a layout's content comes from, for a sentence."""
     is_custom = any(is_from_annotation(node, name) for node in among)

@@ -22,7 +22,7 @@ from collections.abc import Mapping, Sequence
 from mig_manager import errors
 from mig_manager.core import model, profile_name
 from mig_manager.core.files import yaml_fields, yaml_tree
-from mig_manager.core.layout import gpu_selectors, layouts
+from mig_manager.core.layout import gpu_selectors, layout_documents, layouts
 
 DOCUMENT_KEYS = ("version", "mig-configs")
 KEYS = ("device-filter", "devices", "mig-enabled", "mig-devices")
@@ -34,7 +34,7 @@ _OTHER_FILES = {
 _NAME_LAYOUTS = "Name a file with 'mig-configs'."
 
 
-def parse(text: str, *, source: str, is_lenient: bool = False) -> layouts.Document:
+def parse(text: str, *, source: str, is_lenient: bool = False) -> layout_documents.Document:
     """Parse a config document; an empty one has no layouts.
 
     If lenient, warn about input that mig-parted ignores.
@@ -50,7 +50,7 @@ def parse(text: str, *, source: str, is_lenient: bool = False) -> layouts.Docume
         if root is not None and not yaml_tree.is_null(root):
             parsed = _layouts(root, diagnostics)
     diagnostics.raise_errors()
-    return layouts.Document(
+    return layout_documents.Document(
         source=source,
         layouts=parsed,
         warnings=yaml_tree.in_order(diagnostics.warnings),
@@ -63,13 +63,14 @@ def _layouts(
 ) -> dict[str, layouts.Layout]:
     if not isinstance(root, yaml_tree.Mapping):
         yaml_fields.fail(
-            root, f"expected a mapping with 'version: {layouts.VERSION}' and 'mig-configs'"
+            root,
+            f"expected a mapping with 'version: {layout_documents.VERSION}' and 'mig-configs'",
         )
     _check_kind(root)
-    _check_keys(root, DOCUMENT_KEYS, {"version": layouts.VERSION}, diagnostics)
+    _check_keys(root, DOCUMENT_KEYS, {"version": layout_documents.VERSION}, diagnostics)
     if version := root.get("version"):
         with diagnostics.continuing():
-            yaml_fields.check_version(version, layouts.VERSION)
+            yaml_fields.check_version(version, layout_documents.VERSION)
     configs = root.get("mig-configs")
     if configs is None:
         return {}

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from mig_manager import errors, reasons
 from mig_manager.core import model
 from mig_manager.core.files import yaml_tree
-from mig_manager.core.layout import config, layouts
+from mig_manager.core.layout import config, layout_documents, layouts
 from mig_manager.core.node import node_object, well_known
 from mig_manager.core.records import requests
 
@@ -93,7 +93,9 @@ def written(desired: Mapping[str, model.DesiredGpu], *, addition: str = "") -> W
     )
     name = " ".join(filter(None, (well_known.ON_DEMAND, addition)))
     layout = layouts.Layout(name=name, rules=rules, location=nowhere)
-    return Written(text=json.dumps(layouts.render([layout])), content_hash=layout.content_hash)
+    return Written(
+        text=json.dumps(layout_documents.render([layout])), content_hash=layout.content_hash
+    )
 
 
 @functools.lru_cache(maxsize=1)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from mig_manager.core import gpu_processes, model, steps
 from mig_manager.core.answers import gpu_answers, plan_answers
 from mig_manager.core.files import yaml_tree
-from mig_manager.core.layout import layouts
+from mig_manager.core.layout import layouts, selection
 from mig_manager.core.node import clients, strategies
 from mig_manager.core.planner import planner, vgpus
 
@@ -151,7 +151,7 @@ def plan(
     Raises:
         LayoutError: The layout is impossible on these GPUs.
     """
-    desired = layouts.select(layout, observed)
+    desired = selection.select(layout, observed)
     cancelled: tuple[model.GpuSnapshot, ...] = ()
     if is_mode_only:
         modes = {uuid: goal.mode for uuid, goal in desired.items()}
@@ -172,7 +172,7 @@ def plan(
     kept = {gpu.uuid for gpu in cancelled}
     changed = {uuid: goal for uuid, goal in desired.items() if uuid not in kept}
     pods: Mapping[str, tuple[str, ...]] = {}
-    with layouts.located(layout, observed):
+    with selection.located(layout, observed):
         changes = planner.plan(observed, changed)
         if changes.destroyed_uuids:
             pods = users() or {}
@@ -187,6 +187,6 @@ def plan(
         desired=desired,
         plan=changes,
         users=pods,
-        overlooked=layouts.lenient_warnings(layout, observed),
+        overlooked=selection.lenient_warnings(layout, observed),
         origin=layout.origin,
     )

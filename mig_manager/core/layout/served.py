@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from mig_manager import errors, reasons
 from mig_manager.core import messages, model
 from mig_manager.core.files import yaml_tree
-from mig_manager.core.layout import generator, layouts
+from mig_manager.core.layout import generator, layout_documents, layouts, selection
 from mig_manager.core.node import well_known
 from mig_manager.core.planner import planner
 from mig_manager.core.settings import node_settings
 
-_ReadFile = Callable[[], layouts.Document]
+_ReadFile = Callable[[], layout_documents.Document]
 """Reads the config file; raises ConfigError if it cannot be read or is invalid."""
 
 
@@ -73,7 +73,7 @@ def _find_in_file_or_generate(
 
 def available(
     read_file: _ReadFile, sources: node_settings.LayoutSources, gpus: model.ObservedGpus
-) -> layouts.Document:
+) -> layout_documents.Document:
     """Return every layout of the file and of the GPUs; a default file may be unusable.
 
     Raises:
@@ -87,7 +87,7 @@ def available(
         if not (made and sources.has_default_layouts):
             raise
         source = error.location.source if error.location else "the default file"
-        file = layouts.Document(source=source, layouts={})
+        file = layout_documents.Document(source=source, layouts={})
     if made and sources.generated_layouts is node_settings.GeneratedLayouts.ONLY:
         file = dataclasses.replace(file, layouts={})
     both = merge(file, made, is_default=sources.has_default_layouts)
@@ -107,7 +107,7 @@ def generate(gpus: Iterable[model.Gpu]) -> dict[str, layouts.Layout]:
 
 
 def desired_gpus(
-    name: str, document: layouts.Document | None, gpus: Iterable[model.Gpu]
+    name: str, document: layout_documents.Document | None, gpus: Iterable[model.Gpu]
 ) -> dict[str, model.DesiredGpu]:
     """Return a layout of a document, or else a generated one, on these GPUs; empty if unknown.
 
@@ -116,7 +116,7 @@ def desired_gpus(
     """
     gpus = tuple(gpus)
     by_name = document.layouts if document else generate(gpus)
-    return layouts.select(by_name[name], gpus) if name in by_name else {}
+    return selection.select(by_name[name], gpus) if name in by_name else {}
 
 
 def gpus_without_layouts(gpus: model.ObservedGpus) -> tuple[model.UnreachableGpu, ...]:
@@ -126,8 +126,8 @@ def gpus_without_layouts(gpus: model.ObservedGpus) -> tuple[model.UnreachableGpu
 
 
 def merge(
-    file: layouts.Document, generated: Mapping[str, layouts.Layout], *, is_default: bool
-) -> layouts.Document:
+    file: layout_documents.Document, generated: Mapping[str, layouts.Layout], *, is_default: bool
+) -> layout_documents.Document:
     """Return the layouts of a file and generated ones; these replace a default file's."""
     if not generated:
         return file
@@ -154,7 +154,7 @@ def fitting(
     idle = [gpu.unpartitioned for gpu in gpus]
     for layout in candidates:
         try:
-            desired = layouts.select(layout, idle)
+            desired = selection.select(layout, idle)
             plan = planner.plan(idle, desired)
         except errors.LayoutError:
             continue

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from mig_manager import errors, reasons
 from mig_manager.core import model, steps
-from mig_manager.core.layout import layouts
+from mig_manager.core.layout import layouts, selection
 from mig_manager.core.node import strategies
 from mig_manager.core.planner import planner
 
@@ -222,7 +222,7 @@ class _Case:
     def results(self) -> Sequence[strategies.GpuLayout]:
         """The layouts of the node's GPUs, or of one template for every rule."""
         if self.node is not None:
-            return strategies.gpu_layouts(self.node, layouts.select(self.layout, self.node))
+            return strategies.gpu_layouts(self.node, selection.select(self.layout, self.node))
         return [strategies.gpu_layout(f"some {self.product}", rule.desired) for rule in self.rules]
 
     def product_fit(self, fit: Fit, why: str = "") -> ProductFit:
@@ -272,7 +272,7 @@ class _LayoutCheck:
         ]
         # Rules that fail only together.
         failing = failing or list(case.rules)
-        is_short_of_gpus = case.node and layouts.missing_gpus(case.layout, case.node)
+        is_short_of_gpus = case.node and selection.missing_gpus(case.layout, case.node)
         # A rule with a filter, or with the name of a GPU, is meant for that GPU. No other GPU
         # model gives a node the GPUs that it lacks.
         is_excused = not (
@@ -300,7 +300,7 @@ class _LayoutCheck:
 def _plan(
     layout: layouts.Layout, members: Sequence[model.Gpu], node: Sequence[model.Gpu]
 ) -> steps.Plan:
-    selected = layouts.select(layout, node)
+    selected = selection.select(layout, node)
     return planner.plan(
         members, {gpu.uuid: selected[gpu.uuid] for gpu in members if gpu.uuid in selected}
     )

@@ -110,7 +110,7 @@ class RequestRecord:
     may_evict: bool = True
     verified: Verified | None = None  # None: no layout was verified since this was requested
     goals: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    """``layouts.goal_hashes`` of the layout by UUID, of each GPU when it was last reachable."""
+    """``selection.goal_hashes`` of the layout by UUID, of each GPU when it was last reachable."""
     rebooted_hash: str | None = None
     """Content hash of the layout that the machine was rebooted for, empty if unknown; None: the
     machine was not rebooted."""

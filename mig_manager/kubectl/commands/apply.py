@@ -6,7 +6,7 @@ from mig_manager import errors
 from mig_manager.cli.toolkit import console
 from mig_manager.core.display import bar
 from mig_manager.core.fleet import listed_layouts
-from mig_manager.core.layout import layouts
+from mig_manager.core.layout import layout_documents, layouts
 from mig_manager.core.settings import options
 from mig_manager.kubectl import cluster_command, layout_requests, node_plans, plugin_settings
 
@@ -59,7 +59,7 @@ def run(settings: Settings, terminal: console.Console) -> int:
     )
 
 
-def select(document: layouts.Document, name: str | None) -> layouts.Layout:
+def select(document: layout_documents.Document, name: str | None) -> layouts.Layout:
     """Return the layout to apply: by name, or the only one.
 
     Raises:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from mig_manager import errors
 from mig_manager.cli.toolkit import console
 from mig_manager.core import messages
-from mig_manager.core.layout import layouts
+from mig_manager.core.layout import layouts, selection
 from mig_manager.core.node import resources, strategies, well_known
 from mig_manager.core.planner import planner
 from mig_manager.core.settings import options
@@ -142,7 +142,7 @@ def tags(layout: layouts.Layout, spec: str, strategy: strategies.Strategy) -> Ta
         hardware.template(product, index)
         for index, product in enumerate(hardware.parse_node(spec))
     ]
-    desired = layouts.select(layout, gpus)
+    desired = selection.select(layout, gpus)
     planner.plan(gpus, desired)
     why_not = strategies.refusals(strategies.gpu_layouts(gpus, desired)).get(strategy)
     if why_not:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from mig_manager import errors
 from mig_manager.core import model, profile_name
-from mig_manager.core.layout import layouts, served
+from mig_manager.core.layout import layout_documents, selection, served
 from mig_manager.core.node import well_known
 from mig_manager.core.partitioning.decision import decisions
 from mig_manager.core.partitioning.nodes import partitioned
@@ -40,7 +40,9 @@ class ReplaySettings:
     quiet_s: float  # how long demand must be unchanged before a decision
     longest_wait_s: float  # longest time to wait for demand to be unchanged
     base_layout: str | None = None  # to which idle instances are merged back
-    document: layouts.Document | None = None  # with the base layout; None: it is generated
+    document: layout_documents.Document | None = (
+        None  # with the base layout; None: it is generated
+    )
 
 
 def replay(
@@ -286,7 +288,7 @@ def _with_layouts(
     changed: dict[str, list[partitioned.PartitionedNode]] = {}
     for name in dict.fromkeys(name for by_name in generated.values() for name in by_name):
         goals = [
-            layouts.select(by_name[name], node.gpus) if name in by_name else {}
+            selection.select(by_name[name], node.gpus) if name in by_name else {}
             for node, by_name in zip(nodes, generated.values(), strict=True)
         ]
         if any(goal.counts for each in goals for goal in each.values()):

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from mig_manager.core import model
-from mig_manager.core.layout import config, layouts
+from mig_manager.core.layout import config, selection
 from mig_manager.core.node import resources, well_known
 from mig_manager.core.partitioning import decider, demand
 from mig_manager.core.partitioning.decision import decisions, past_decisions, waiting
@@ -207,7 +207,7 @@ def requested_gpus(
     """Return what the text of a change asks of each GPU."""
     document = config.parse(change.layout, source="annotation")
     (layout,) = document.layouts.values()
-    return layouts.select(layout, every)
+    return selection.select(layout, every)
 
 
 def after(

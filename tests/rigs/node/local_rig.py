@@ -9,7 +9,7 @@ from mig_manager import errors, reasons
 from mig_manager.change import apply as applying
 from mig_manager.change import boot, local, pod_use
 from mig_manager.core import steps
-from mig_manager.core.layout import config, layouts, plans
+from mig_manager.core.layout import config, layout_documents, layouts, plans
 from mig_manager.core.records import journals, verified_layouts
 from tests.rigs import layout_table
 from tests.rigs.node import (
@@ -51,7 +51,7 @@ class LocalNode(node_rig.NodeRig):
         *,
         product: str = "A100-SXM4-40GB",
         count: int = 2,
-        document: layouts.Document = LAYOUTS,
+        document: layout_documents.Document = LAYOUTS,
     ) -> None:
         super().__init__(gpus=gpu_values.gpus_of(f"{count}x{product}"))
         self.layouts = document

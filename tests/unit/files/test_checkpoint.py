@@ -11,7 +11,7 @@ from mig_manager import errors, reasons
 from mig_manager.catalogue import hardware
 from mig_manager.core import model, steps
 from mig_manager.core.files import checkpoint
-from mig_manager.core.layout import config, layouts
+from mig_manager.core.layout import config, selection
 from mig_manager.core.planner import planner
 from tests.rigs.node import driver_rules, gpu_values, samples
 from tests.rigs.planner import oracle
@@ -56,7 +56,7 @@ GUEST = dataclasses.replace(TWO[0], virtualization=model.Virtualization.VGPU)
 
 
 def gpus_with(layout: str) -> tuple[model.Gpu, ...]:
-    plan = planner.plan(TWO, layouts.select(LAYOUTS.layout(layout), TWO))
+    plan = planner.plan(TWO, selection.select(LAYOUTS.layout(layout), TWO))
     return gpu_values.execute(TWO, plan)
 
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from mig_manager import errors
 from mig_manager.core import model
-from mig_manager.core.layout import config, gpu_selectors, layouts
+from mig_manager.core.layout import config, gpu_selectors, layout_documents, layouts
 
 SOURCE = "f.yaml"
 
@@ -147,9 +147,9 @@ LABELS = st.text(st.characters(max_codepoint=0xFFFF, exclude_categories=["Cs"]),
 
 
 @st.composite
-def documents(draw: st.DrawFn) -> layouts.Document:
+def documents(draw: st.DrawFn) -> layout_documents.Document:
     named = draw(st.dictionaries(LABELS, st.lists(a_rule(), min_size=1, max_size=3), max_size=3))
-    return layouts.Document(
+    return layout_documents.Document(
         source=SOURCE,
         layouts={
             name: layouts.Layout(name=name, rules=tuple(members), location=PLACE)

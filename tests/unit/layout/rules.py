@@ -2,13 +2,13 @@
 
 from mig_manager.core import model
 from mig_manager.core.files import yaml_tree
-from mig_manager.core.layout import config, layouts
+from mig_manager.core.layout import config, layout_documents, layouts
 from tests.rigs import contract
 
 DISABLED = model.MigMode.DISABLED
 
 
-def parse(text: str) -> layouts.Document:
+def parse(text: str) -> layout_documents.Document:
     """Parse what a lenient reader takes without a warning too."""
     document = config.parse(text, source="f.yaml")
     lenient = config.parse(text, source="f.yaml", is_lenient=True)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import strategies as st
 
 from mig_manager import errors, reasons
-from mig_manager.core.layout import config, custom_layouts, layouts
+from mig_manager.core.layout import config, custom_layouts, layout_documents
 from mig_manager.core.node import node_object, well_known
 from mig_manager.kubectl import layout_requests
 from tests.rigs.node import samples
@@ -72,7 +72,9 @@ def test_any_annotation_is_one_layout_or_an_error_that_names_it(text: str) -> No
 
 
 @hypothesis.given(drawn_documents.documents())
-def test_an_annotation_by_kubectl_means_the_same_as_the_file(document: layouts.Document) -> None:
+def test_an_annotation_by_kubectl_means_the_same_as_the_file(
+    document: layout_documents.Document,
+) -> None:
     for layout in document.layouts.values():
         written = layout_requests.annotation(layout, dt.datetime.now(tz=dt.UTC))
         again, _ = custom_layouts.single(written, source="annotation")

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from mig_manager import errors
 from mig_manager.core.files import yaml_tree
-from mig_manager.core.layout import config, layouts
+from mig_manager.core.layout import config, layout_documents
 from tests.rigs import contract
 from tests.unit.layout.drawn_documents import (
     SOURCE,
@@ -39,8 +39,8 @@ def check(text: str) -> None:
                 contract.check("LayoutFile", yaml_tree.plain(yaml_tree.parse(text, source=SOURCE)))
 
 
-def written(read: layouts.Document) -> str:
-    return yaml_tree.dump(layouts.render(read.layouts.values()))
+def written(read: layout_documents.Document) -> str:
+    return yaml_tree.dump(layout_documents.render(read.layouts.values()))
 
 
 JUMBLES = st.lists(WORDS, max_size=30).map("".join)
@@ -77,11 +77,14 @@ def test_any_text_is_a_document_or_an_error_with_a_location(
 
 
 @hypothesis.given(documents())
-def test_a_document_that_is_written_reads_as_it_was(read: layouts.Document) -> None:
+def test_a_document_that_is_written_reads_as_it_was(read: layout_documents.Document) -> None:
     assert config.parse(written(read), source=SOURCE) == read
-    assert config.parse(json.dumps(layouts.render(read.layouts.values())), source=SOURCE) == read
+    assert (
+        config.parse(json.dumps(layout_documents.render(read.layouts.values())), source=SOURCE)
+        == read
+    )
     if read.layouts:
-        contract.check("LayoutFile", layouts.render(read.layouts.values()))
+        contract.check("LayoutFile", layout_documents.render(read.layouts.values()))
 
 
 # -- texts whose grammar the schema has as a pattern ------------------------------------------

@@ -12,7 +12,7 @@ from mig_manager import errors, reasons
 from mig_manager.catalogue import hardware
 from mig_manager.core import model, profile_name
 from mig_manager.core.files import yaml_tree
-from mig_manager.core.layout import config, generator, gpu_selectors, layouts
+from mig_manager.core.layout import config, generator, gpu_selectors, layout_documents, selection
 from mig_manager.core.planner import planner
 from tests.unit import bruteforce
 
@@ -66,7 +66,7 @@ def rendered_document(
     gpu_kinds: Sequence[gpu_selectors.GpuKind], *, has_all_maximal: bool = False
 ) -> dict[str, object]:
     generated_layouts = generator.layouts_of(gpu_kinds, has_all_maximal=has_all_maximal)
-    return layouts.render(generated_layouts.values())
+    return layout_documents.render(generated_layouts.values())
 
 
 def kind(device_id: int, *rows: tuple[str, tuple[int, ...], int]) -> gpu_selectors.GpuKind:
@@ -283,7 +283,7 @@ def test_a_generated_layout_fits_every_gpu_that_it_selects(spec: str) -> None:
 
     for layout in generator.layouts_of(generator.kinds_of(node), has_all_maximal=True).values():
         # Raises where anything does not fit.
-        planner.plan(node, layouts.select(layout, node))
+        planner.plan(node, selection.select(layout, node))
 
 
 def test_gpu_kinds_of_one_pci_id_differ_by_subsystem() -> None:
@@ -298,8 +298,8 @@ def test_gpu_kinds_of_one_pci_id_differ_by_subsystem() -> None:
     same = dataclasses.replace(less, index=2, uuid="GPU-2", pci_subsystem_id=0)
 
     made = generator.layouts_of(generator.kinds_of([whole, less]))
-    assert set(layouts.select(made["all-7g.40gb"], [whole, less])) == {whole.uuid}
-    assert set(layouts.select(made["all-1g.5gb"], [whole, less])) == {whole.uuid, less.uuid}
+    assert set(selection.select(made["all-7g.40gb"], [whole, less])) == {whole.uuid}
+    assert set(selection.select(made["all-1g.5gb"], [whole, less])) == {whole.uuid, less.uuid}
 
     # Where no filter distinguishes them, only what all of them offer counts.
     assert "all-7g.40gb" not in generator.layouts_of(generator.kinds_of([whole, same]))
@@ -309,8 +309,8 @@ def test_an_error_about_a_generated_layout_names_its_origin() -> None:
     a100, a30 = (hardware.template(hardware.find(name)) for name in (A100_40, A30))
     layout = generator.layouts_of(generator.kinds_of([a100]))["all-3g.20gb"]
 
-    with pytest.raises(errors.LayoutError) as caught, layouts.located(layout, [a30]):
-        planner.plan([a30], layouts.select(layout, [a30]))
+    with pytest.raises(errors.LayoutError) as caught, selection.located(layout, [a30]):
+        planner.plan([a30], selection.select(layout, [a30]))
 
     assert layout.origin == "generated for NVIDIA A100-SXM4-40GB"
     assert caught.value.message.startswith(f"{layout.origin}: ")

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from mig_manager import errors, reasons
 from mig_manager.core import model
 from mig_manager.core.files import yaml_tree
-from mig_manager.core.layout import config, layouts
+from mig_manager.core.layout import config, layout_documents, layouts, selection
 from mig_manager.core.planner import planner
 from tests.rigs.node import driver_rules, samples
 from tests.rigs.planner import oracle
@@ -162,9 +162,9 @@ def test_an_export_with_placements_restores_every_instance(
     before = data.draw(drawn_gpus.gpus(product, idle=False))
     now = data.draw(drawn_gpus.gpus(product))
     text = yaml_tree.dump(
-        layouts.render([layouts.export([before], name="x", has_placements=True)])
+        layout_documents.render([layouts.export([before], name="x", has_placements=True)])
     )
-    desired = layouts.select(config.parse(text, source="f").layout("x"), [now])
+    desired = selection.select(config.parse(text, source="f").layout("x"), [now])
     plan = planner.plan([now], desired)
     reached = driver_rules.execute(now, plan.steps)
     assert planner.plan([reached], desired).is_empty

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from mig_manager import errors, reasons
 from mig_manager.core import model
-from mig_manager.core.layout import config, gpu_selectors, layouts
+from mig_manager.core.layout import config, gpu_selectors, layout_documents, selection
 from tests.rigs.node import samples
 from tests.rigs.node.samples import desired_gpu
 from tests.unit.layout.rules import layout_of
@@ -83,7 +83,7 @@ THREE = (gpu(0), gpu(1, uuid=UUID, pci_address=ADDRESS), gpu(2))
 def test_the_last_matching_rule_decides_about_a_gpu(
     rules: list[str], gpus: list[model.Gpu], expected: dict[str, model.DesiredGpu]
 ) -> None:
-    assert layouts.select(layout_of(*rules), gpus) == expected
+    assert selection.select(layout_of(*rules), gpus) == expected
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def test_the_last_matching_rule_decides_about_a_gpu(
 def test_gpus_can_be_named_by_index_uuid_address_and_product(
     rule: str, expected: list[int]
 ) -> None:
-    selected = layouts.select(layout_of(f"{rule}, {EMPTY}"), THREE)
+    selected = selection.select(layout_of(f"{rule}, {EMPTY}"), THREE)
     assert [each.index for each in THREE if each.uuid in selected] == expected
 
 
@@ -164,13 +164,13 @@ def test_a_layout_that_matches_no_gpu_or_cannot_be_enabled_is_an_error(
     rule: str, gpus: list[model.Gpu], reason: reasons.Reason, complaint: str
 ) -> None:
     with pytest.raises(errors.LayoutError) as caught:
-        layouts.select(layout_of(f"{rule}, {EMPTY}"), gpus)
+        selection.select(layout_of(f"{rule}, {EMPTY}"), gpus)
     assert caught.value.reason is reason
     assert str(caught.value.location) in ("f.yaml:3:3", "f.yaml:4:5")
     assert complaint in str(caught.value)
 
 
-def document(rule: str, *, is_lenient: bool = False) -> layouts.Document:
+def document(rule: str, *, is_lenient: bool = False) -> layout_documents.Document:
     text = f"version: v1\nmig-configs:\n  x:\n  - {{{rule}, {EMPTY}}}\n"
     return config.parse(text, source="f", is_lenient=is_lenient)
 
@@ -235,8 +235,8 @@ def test_a_lenient_rule_without_a_match_is_a_warning(
     rule: str, expected: list[int], warning: str
 ) -> None:
     layout, gpus = document(rule, is_lenient=True).layout("x"), [*THREE, without_mig(3)]
-    assert [each.index for each in gpus if each.uuid in layouts.select(layout, gpus)] == expected
-    warnings = [str(each) for each in layouts.lenient_warnings(layout, gpus)]
+    assert [each.index for each in gpus if each.uuid in selection.select(layout, gpus)] == expected
+    warnings = [str(each) for each in selection.lenient_warnings(layout, gpus)]
     assert any(warning in each for each in warnings)
     assert all(each.startswith("f:") for each in warnings)
-    assert layouts.lenient_warnings(document(rule).layout("x"), gpus) == ()
+    assert selection.lenient_warnings(document(rule).layout("x"), gpus) == ()

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from mig_manager import errors
 from mig_manager.catalogue import hardware
 from mig_manager.core import model
-from mig_manager.core.layout import config, generator, layout_list, layouts, served
+from mig_manager.core.layout import config, generator, layout_documents, layout_list, served
 from mig_manager.core.records import run_status
 
 A100 = hardware.template(hardware.find("A100-SXM4-40GB"))
@@ -17,7 +17,7 @@ SOURCE = "own.yaml"
 names = st.sets(st.sampled_from([*MADE, "team-a", "team-b"]))
 
 
-def document(layout_names: set[str]) -> layouts.Document:
+def document(layout_names: set[str]) -> layout_documents.Document:
     rules = "[{devices: all, mig-enabled: true, mig-devices: {1g.5gb: 3}}]"
     lines = [f"  {name}: {rules}" for name in sorted(layout_names)]
     text = "\n".join(["version: v1", *(["mig-configs:", *lines] if lines else [])])

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from mig_manager.core import model
-from mig_manager.core.layout import config, layouts
+from mig_manager.core.layout import config, layout_documents
 from mig_manager.core.node import well_known
 from mig_manager.core.partitioning import demand
 from mig_manager.core.partitioning.batch import assumed_pods, batches, feasible_nodes
@@ -667,7 +667,7 @@ def test_the_layout_is_one_document_that_names_gpus_by_uuid() -> None:
     document = config.parse(change.layout, source="annotation")
     assert list(document.layouts) == ["on-demand"]
     assert not document.warnings
-    assert layouts.render(document.layouts.values()) == json.loads(change.layout)
+    assert layout_documents.render(document.layouts.values()) == json.loads(change.layout)
     assert len(document.layouts["on-demand"].rules) == 1
     assert set(partitions.requested_gpus(change, every)) == {gpu.uuid for gpu in every}
 
