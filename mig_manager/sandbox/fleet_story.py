@@ -78,7 +78,10 @@ def _suggestions(options: scenarios.DemoOptions, count: int) -> Sequence[tuple[s
         ("all nodes", "kubectl mig status"),
         ("a live view of them", "kubectl mig top"),
         ("what a layout costs on every node", f"kubectl mig plan {layout} -l {_POOL}"),
-        ("a rollout", f"mig-manager rollout {layout} -l {_POOL}"),
+        (
+            f"a rollout, until the budget on {_GUARDED} blocks it",
+            f"mig-manager rollout {layout} -l {_POOL} --pause-on-failure",
+        ),
     )
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
+from mig_manager import reasons
 from mig_manager.core.layout import config, layout_list, served
 from mig_manager.core.node import well_known
 from mig_manager.core.records import inventory_codec
@@ -242,6 +243,22 @@ def test_changes_are_printed_as_lines_and_on_a_terminal_as_one_table(
     assert drawn.status == 0
     assert "\r\x1b[1A\x1b[J" in drawn.out
     assert drawn.out.endswith("The rollout is done.\n")
+
+
+def test_failure_that_an_agent_retries_is_printed_with_its_message(rig: RolloutRig) -> None:
+    rig.agents.work_s = 0.5
+    rig.agents.failures["node-004"] = fake_agents.NodeFailure(
+        reason=reasons.Reason.DRAIN_TIMEOUT, message="pod a/b stays", is_retried=True
+    )
+
+    answer = rig(
+        *(LAYOUT, "-l", "gpu=yes", "--max-unavailable", "100%"),
+        *("--node-timeout-s", "3", "--silence-timeout-s", "3"),
+    )
+
+    assert answer.status == 1
+    first, *_ = [line for line in answer.out.splitlines() if line.startswith("node-004: failed")]
+    assert first == "node-004: failed, will be retried: DrainTimeout: pod a/b stays"
 
 
 def test_a_node_whose_layout_is_not_active_on_an_unreachable_gpu_is_marked(

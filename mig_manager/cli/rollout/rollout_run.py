@@ -241,7 +241,9 @@ class _Display:
                 before = self._before.get(node.name, rollout.NodeProgressState.TO_DO)
                 self._before[node.name] = node.state
                 if node.state is not before:
-                    self._terminal.say(self._style.fit(rollout_report.event(node)))
+                    # Other failures end the node, so the outcome has their messages.
+                    why = node.message if node.is_retried else ""
+                    self._terminal.say(self._style.fit(rollout_report.event(node, why)))
             return
         now_s = self._clock.monotonic()
         if now_s - self._drawn_s < _DRAW_S:
