@@ -36,13 +36,10 @@ class Waits:
         That is their creation at the first decision. Later it is when this process saw them: a
         gate can end long after the creation.
         """
-        dated = tuple(
-            dataclasses.replace(pod, pending_since=self._pending_since(pod, now))
-            for pod in pending
-        )
-        self._since = {pod.uid: pod.pending_since or now for pod in dated}
-        self.served &= self._since.keys()
-        return dated
+        pods = tuple(pending)
+        self._since = since = {pod.uid: self._pending_since(pod, now) for pod in pods}
+        self.served &= since.keys()
+        return tuple(dataclasses.replace(pod, pending_since=since[pod.uid]) for pod in pods)
 
     def _pending_since(self, pod: demand.Pending, now: dt.datetime) -> dt.datetime:
         if self._since is None:

@@ -54,6 +54,7 @@ def test_a_node_under_change_or_with_room_gets_no_further_request(
     assert len(replica.kube.patches) == 1
     assert rig.metric(replica, "changes_total", result="requested") == 1
     assert rig.metric(replica, "wait_seconds_count") == 1
+    assert rig.metric(replica, "wait_seconds_sum") > TERM_S
     assert rig.metric(replica, "answers_total", result="applied") == 1
 
 

@@ -106,6 +106,7 @@ STRUCK_TWICE: Mapping[str, Change] = {
     "monitors": _balanced(nodes.monitored_node, "one-slice-changed"),
     "plugin's config": _balanced(nodes.sharing_node, "one-slice-changed"),
     "DRA driver": _dra(nodes.dra_node, "all-disabled"),
+    "limited number of nodes": _balanced(nodes.limited_node, "one-slice-changed"),
     "repair": _balanced(repairs.faulty_node, repairs.LAYOUT, is_repair=True),
     "repair of a silent GPU": _balanced(repairs.stuck_node, repairs.LAYOUT, is_repair=True),
 }
@@ -121,7 +122,6 @@ CHANGES: Mapping[str, Change] = {
     "by force": _balanced(nodes.guarded_node, "one-slice-changed"),
     "no eviction": _balanced(nodes.node_without_evictions, "one-slice-changed"),
     "starting pod": _balanced(nodes.starting_node, "one-slice-changed"),
-    "limited number of nodes": _balanced(nodes.limited_node, "one-slice-changed"),
     "extra clients": _balanced(nodes.node_with_extra_clients, "one-slice-changed"),
     "services": _balanced(nodes.hosted_node, "one-slice-changed"),
     "DRA driver, another mixed layout": _dra(nodes.dra_node, "all-balanced"),

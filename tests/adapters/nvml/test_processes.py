@@ -18,7 +18,7 @@ CAP = "/dev/nvidia-caps/nvidia-cap"
 
 
 def refusal(proc: ProcTree, plan: steps.Plan, *, driver_root: str = "") -> str:
-    """Return what is message when a plan meets a GPU in use."""
+    """Return what the message adds when a plan meets a GPU in use."""
     gpus = nvml_gpus.NvmlGpus(
         in_use_timeout_s=0.0,
         clock=fakes.FakeClock(),
@@ -113,6 +113,26 @@ def test_the_agent_and_its_children_are_not_named(node: NvmlRig, proc: ProcTree)
     proc.add(os.getpid(), "/dev/nvidia0", name="worker", parent=os.getppid())
     proc.add(7_000_001, "/dev/nvidia0", name="listener", parent=os.getppid())
     assert refusal(proc, switching(node)) == ("NVML lists no process that uses it; a monitor may")
+
+
+def test_processes_that_cannot_be_inspected_are_counted_if_none_is_found(
+    node: NvmlRig, proc: ProcTree, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node.state.add_client(node.observe().uuid, name="dcgm", kind=states.ClientKind.MONITOR)
+    for pid in (88, 89):
+        proc.add(pid, "/dev/nvidia0")
+    scandir = os.scandir
+
+    def refuse(path: pathlib.Path) -> object:
+        if str(path).endswith(("88/fd", "89/fd")):
+            raise PermissionError
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    assert refusal(proc, switching(node)) == (
+        "NVML lists no process that uses it; a monitor may; "
+        "not allowed to look into 2 processes (CAP_SYS_PTRACE)"
+    )
 
 
 def test_the_module_that_can_keep_a_gpu_open_is_named_for_a_mode_change(

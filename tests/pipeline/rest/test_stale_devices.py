@@ -93,6 +93,29 @@ def test_a_node_without_a_usable_request_offers_no_device_that_is_gone(why: str)
     assert rig.log.count("allocations.allocatable") == questions
 
 
+@pytest.mark.parametrize(
+    ("strategy", "events"),
+    [
+        (strategies.Strategy.MIXED, ["DestroyedDevices"]),
+        (strategies.Strategy.NONE, []),
+        (None, []),
+    ],
+)
+def test_a_gpu_with_mig_enabled_is_a_device_only_without_a_strategy(
+    strategy: strategies.Strategy | None, events: list[str]
+) -> None:
+    node = UnservedNode.of("no request")
+    rig = node.rig
+    if strategy:
+        rig.node.labels[discovery_labels.STRATEGY] = strategy.value
+    (devices,) = rig.plugin_devices.values()
+    rig.kubelet.schedulable = {"nvidia.com/gpu": devices | {rig.gpus[0].uuid}}
+
+    node.check()
+
+    assert rig.node.events == events
+
+
 @pytest.mark.parametrize("refused", ["allocations.allocatable", "workloads.delete"])
 @pytest.mark.parametrize("why", UNSERVED)
 def test_devices_that_could_not_be_withdrawn_are_withdrawn_later(why: str, refused: str) -> None:
