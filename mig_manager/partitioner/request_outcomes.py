@@ -12,9 +12,10 @@ from mig_manager.core.partitioning.decision import changes
 from mig_manager.core.partitioning.nodes import partitioned
 from mig_manager.partitioner import announcer, metrics
 
-_AVOID_S = 300.0
+_AVOID_S = 240.0
 """How long not to change a node that the API refused to change, or whose agent failed a layout:
-one bad node must not fail so many requests that all stop."""
+one bad node must not fail so many requests that all stop. It is shorter than ``ROOM_TIMEOUT_S``,
+after which the layout is requested again: meanwhile the node serves other pods."""
 _INHERITED_S = 300.0  # how long a new leader waits for changes that a former leader requested
 
 _log = structlog.get_logger()

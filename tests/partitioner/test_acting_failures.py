@@ -6,6 +6,7 @@ import json
 import pytest
 import structlog.testing
 
+from mig_manager import reasons
 from mig_manager.core import steps
 from mig_manager.core.partitioning.decision import decisions
 from mig_manager.partitioner import announcer
@@ -83,6 +84,29 @@ def test_forbidden_node_is_left_alone_and_others_are_served(rig: PartitionerRig)
 
     assert rig.requested_layout("n2")
     assert len(replica.kube.patches) <= 2
+
+
+def test_a_node_that_fails_for_one_pod_serves_the_pods_behind_it(rig: PartitionerRig) -> None:
+    rig.add_node()
+    rig.add_pods("first", profile="3g.20gb")
+    replica = rig.replica()
+    layouts: list[str] = []
+
+    with structlog.testing.capture_logs():
+        while rig.clock.now_s < 1200:
+            rig.pass_time(5, replica)
+            rig.clock.now_s += 0.1  # so that no decision is exactly at the end of a pause
+            requested = rig.requested_layout()
+            if requested is None or requested in layouts:
+                continue
+            layouts.append(requested)
+            if "3g.20gb" not in requested:
+                break
+            rig.answer("n1", reason=reasons.Reason.IN_USE)
+            if len(layouts) == 2:
+                rig.add_pods("behind")
+
+    assert '"mig-devices": {"1g.5gb": 1}' in layouts[-1]
 
 
 def test_refused_events_stop_nothing_and_are_not_repeated(rig: PartitionerRig) -> None:
