@@ -22,6 +22,7 @@ _OTHER_OPERANDS = {
         word: f"For the nodes of a cluster, run 'kubectl mig {word}'."
         for word in ("status", "plan", "apply")
     },
+    "rollout": "Select the nodes by labels: -l SELECTOR.",
 }
 """By the command that is given too many operands."""
 _SIMULATION = ("--simulate", "--simulate-state")

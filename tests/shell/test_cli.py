@@ -385,6 +385,7 @@ def test_bad_input_gets_a_message_a_remedy_and_a_status(
         (("apply", "x", "-f", KUSTOMIZATION), "Name a file with 'mig-configs'."),
         (("checkpoint", "now.json"), "Name the file with -f FILE."),
         (("status", "sandbox"), "For the nodes of a cluster, run 'kubectl mig status'."),
+        (("rollout", "all-balanced", "node-7"), "Select the nodes by labels: -l SELECTOR."),
     ],
 )
 def test_remedy_of_bad_input_helps(shell: Shell, argv: tuple[str, ...], remedy: str) -> None:
