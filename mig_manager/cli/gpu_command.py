@@ -10,7 +10,7 @@ from mig_manager.change import local_journal
 from mig_manager.cli import gpu_access, gpu_settings
 from mig_manager.cli.toolkit import console, gpu_text
 from mig_manager.core import messages, model
-from mig_manager.core.files import yaml_tree
+from mig_manager.core.files import yaml_diagnostics
 from mig_manager.core.layout import layout_documents, layouts, plans, served
 from mig_manager.core.planner import vgpus
 from mig_manager.core.settings import node_settings
@@ -122,7 +122,7 @@ class GpuCommand(gpu_access.CommandAdapters):
             self._terminal.note(gpu_text.summary(planned, after))
             self.warn(vgpus.host_warnings(planned.gpus, planned.plan))
 
-    def warn(self, diagnostics: Iterable[yaml_tree.Diagnostic | str]) -> None:
+    def warn(self, diagnostics: Iterable[yaml_diagnostics.Diagnostic | str]) -> None:
         """Write warnings, which systemd's journal marks as such."""
         for diagnostic in diagnostics:
             self._terminal.note(f"warning: {diagnostic}", priority=log.Priority.WARNING)

@@ -9,7 +9,7 @@ from typing import Protocol
 import structlog
 
 from mig_manager.core import model, steps
-from mig_manager.core.files import yaml_tree
+from mig_manager.core.files import yaml_diagnostics
 from mig_manager.core.layout import layouts, selection
 from mig_manager.core.planner import planner
 
@@ -53,7 +53,7 @@ class LayoutTarget:
     """Implements ``Target`` for the requested layout; an error has the location in the file."""
 
     layout: layouts.Layout
-    warnings: tuple[yaml_tree.Diagnostic, ...] = ()  # problems that lenient parsing accepts
+    warnings: tuple[yaml_diagnostics.Diagnostic, ...] = ()  # problems that lenient parsing accepts
     is_from_owner: bool = False  # whether the owner wrote it
     observed: model.ObservedGpus | None = None
     """The GPUs, if the layout was generated from them just now."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from mig_manager import errors
 from mig_manager.core import messages
 from mig_manager.core.display import bar, tables
-from mig_manager.core.files import yaml_tree
+from mig_manager.core.files import yaml_diagnostics
 from mig_manager.core.layout import gpu_selectors, layout_documents, validate
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def files_text(results: Sequence[ValidatedFile | InvalidFile], style: bar.Style)
     return "\n\n".join(blocks)
 
 
-def unknown_names(source: layout_documents.Document) -> Sequence[yaml_tree.Diagnostic]:
+def unknown_names(source: layout_documents.Document) -> Sequence[yaml_diagnostics.Diagnostic]:
     """Return diagnostics for device filters whose name matches no known product."""
     named = {
         each: rule.filter_locations[each]
@@ -105,7 +105,7 @@ def unknown_names(source: layout_documents.Document) -> Sequence[yaml_tree.Diagn
             continue
         wider = gpu_selectors.NameFilter(pattern=f"*{each.pattern}*")
         hint = f"; did you mean '{wider}'?" if any(map(wider.matches_name, names)) else ""
-        diagnostics.append(yaml_tree.Diagnostic(place, f"unknown product '{each}'{hint}"))
+        diagnostics.append(yaml_diagnostics.Diagnostic(place, f"unknown product '{each}'{hint}"))
     return diagnostics
 
 

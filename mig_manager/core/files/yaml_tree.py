@@ -5,76 +5,14 @@ are read as in YAML 1.1 (``yes`` is true) and by mig-parted; JSON is parsed as Y
 built from parser events, which bounds depth and size while parsing.
 """
 
-import contextlib
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import yaml
 
 from mig_manager import errors
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Diagnostic:
-    """One sentence about one location."""
-
-    location: errors.Location
-    message: str
-
-    def __str__(self) -> str:
-        return f"{self.location}: {self.message}"
-
-
-class Diagnostics:
-    """Collects diagnostics while a document is parsed."""
-
-    def __init__(self, *, is_lenient: bool = False) -> None:
-        self.is_lenient = is_lenient  # dubious content passes with a warning, as in mig-parted
-        self.errors: list[errors.ConfigError] = []
-        self.warnings: list[Diagnostic] = []
-        self.extensions: list[Diagnostic] = []  # content that mig-parted would refuse or ignore
-
-    def doubt(self, location: errors.Location, problem: str, *, passes: str) -> None:
-        """Record an error about dubious content; if lenient, a warning how it ``passes``."""
-        if self.is_lenient:
-            self.warnings.append(Diagnostic(location, f"{problem} ({passes})"))
-        else:
-            self.errors.append(errors.ConfigError(problem, location=location))
-
-    @contextlib.contextmanager
-    def continuing(self) -> Iterator[None]:
-        """Record the body's ConfigError, and continue after the body."""
-        try:
-            yield
-        except errors.ConfigError as error:
-            self.errors.append(error)
-
-    def raise_errors(self) -> None:
-        """Raise the document's first error, if it has any; the error has the others' messages."""
-        if self.errors:
-            first, *others = sorted(self.errors, key=lambda each: _position(each.location))
-            raise errors.ConfigError(
-                first.text,
-                location=first.location,
-                remedy=first.own_remedy,
-                others=tuple(dict.fromkeys(other.message for other in others)),
-            )
-
-    def extend(self, location: errors.Location, message: str) -> None:
-        """Record content that only mig-manager understands."""
-        self.extensions.append(Diagnostic(location, message))
-
-
-def in_order(diagnostics: Iterable[Diagnostic]) -> tuple[Diagnostic, ...]:
-    """Return diagnostics by location, without the repetitions from aliases."""
-    unique = dict.fromkeys(diagnostics)
-    return tuple(sorted(unique, key=lambda each: _position(each.location)))
-
-
-def _position(location: errors.Location | None) -> tuple[int, int]:
-    return (location.line, location.column) if location else (0, 0)
-
+from mig_manager.core.files import yaml_diagnostics
 
 MAX_CHARACTERS = 2**20  # what a ConfigMap can hold
 MAX_DEPTH = 32
@@ -143,7 +81,9 @@ class Mapping:
 Node = Scalar | Sequence | Mapping
 
 
-def parse(text: str, *, source: str, diagnostics: Diagnostics | None = None) -> Node | None:
+def parse(
+    text: str, *, source: str, diagnostics: yaml_diagnostics.Diagnostics | None = None
+) -> Node | None:
     """Parse one YAML document; None if it has only white space and comments.
 
     ``diagnostics`` collects duplicate keys as errors, or as warnings if it is lenient; the last
@@ -155,7 +95,7 @@ def parse(text: str, *, source: str, diagnostics: Diagnostics | None = None) -> 
             duplicate key.
     """
     if diagnostics is None:
-        strict = Diagnostics()
+        strict = yaml_diagnostics.Diagnostics()
         root = parse(text, source=source, diagnostics=strict)
         strict.raise_errors()
         return root
@@ -201,7 +141,9 @@ def _locate(mark: yaml.Mark | None, source: str) -> errors.Location:
 class _Reader:
     """Builds the tree from parser events; an anchor ends before its alias: no cycles."""
 
-    def __init__(self, loader: Any, source: str, diagnostics: Diagnostics) -> None:
+    def __init__(
+        self, loader: Any, source: str, diagnostics: yaml_diagnostics.Diagnostics
+    ) -> None:
         self._loader = loader  # its stubs leave every method that we call untyped
         self._source = source
         self._diagnostics = diagnostics

@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 
 from mig_manager import errors
 from mig_manager.core import model, profile_name
-from mig_manager.core.files import yaml_fields, yaml_tree
+from mig_manager.core.files import yaml_diagnostics, yaml_fields, yaml_tree
 from mig_manager.core.layout import gpu_selectors, layout_documents, layouts
 
 DOCUMENT_KEYS = ("version", "mig-configs")
@@ -43,7 +43,7 @@ def parse(text: str, *, source: str, is_lenient: bool = False) -> layout_documen
         ConfigError: The document has an error. It names the first one with location and remedy,
             and has the messages of the others.
     """
-    diagnostics = yaml_tree.Diagnostics(is_lenient=is_lenient)
+    diagnostics = yaml_diagnostics.Diagnostics(is_lenient=is_lenient)
     parsed: dict[str, layouts.Layout] = {}
     with diagnostics.continuing():
         root = yaml_tree.parse(text, source=source, diagnostics=diagnostics)
@@ -53,13 +53,13 @@ def parse(text: str, *, source: str, is_lenient: bool = False) -> layout_documen
     return layout_documents.Document(
         source=source,
         layouts=parsed,
-        warnings=yaml_tree.in_order(diagnostics.warnings),
-        extensions=yaml_tree.in_order(diagnostics.extensions),
+        warnings=yaml_diagnostics.in_order(diagnostics.warnings),
+        extensions=yaml_diagnostics.in_order(diagnostics.extensions),
     )
 
 
 def _layouts(
-    root: yaml_tree.Node, diagnostics: yaml_tree.Diagnostics
+    root: yaml_tree.Node, diagnostics: yaml_diagnostics.Diagnostics
 ) -> dict[str, layouts.Layout]:
     if not isinstance(root, yaml_tree.Mapping):
         yaml_fields.fail(
@@ -111,7 +111,7 @@ def _how_to_extract(config_map: yaml_tree.Mapping) -> str:
     )
 
 
-def _layout(entry: yaml_tree.Entry, diagnostics: yaml_tree.Diagnostics) -> layouts.Layout:
+def _layout(entry: yaml_tree.Entry, diagnostics: yaml_diagnostics.Diagnostics) -> layouts.Layout:
     if not (isinstance(entry.value, yaml_tree.Sequence) and entry.value.items):
         shown = yaml_fields.shown(entry.value)
         problem = f"layout '{entry.key}' must be a list of rules (- devices: ...), not {shown}"
@@ -128,7 +128,7 @@ def _layout(entry: yaml_tree.Entry, diagnostics: yaml_tree.Diagnostics) -> layou
     )
 
 
-def _rule(node: yaml_tree.Node, diagnostics: yaml_tree.Diagnostics) -> layouts.Rule:
+def _rule(node: yaml_tree.Node, diagnostics: yaml_diagnostics.Diagnostics) -> layouts.Rule:
     if not isinstance(node, yaml_tree.Mapping):
         shown = yaml_fields.shown(node)
         problem = f"a rule must be a mapping with 'devices' and 'mig-enabled', not {shown}"
@@ -168,7 +168,7 @@ def _check_keys(
     node: yaml_tree.Mapping,
     keys: Sequence[str],
     required: Mapping[str, str],
-    diagnostics: yaml_tree.Diagnostics,
+    diagnostics: yaml_diagnostics.Diagnostics,
 ) -> None:
     """Record unknown keys; without one, also missing keys, with an example of their value."""
     for entry in node.entries:
@@ -180,7 +180,9 @@ def _check_keys(
                 yaml_fields.require(node, key, example=example)
 
 
-def _filter(node: yaml_tree.Node, diagnostics: yaml_tree.Diagnostics) -> gpu_selectors.Filter:
+def _filter(
+    node: yaml_tree.Node, diagnostics: yaml_diagnostics.Diagnostics
+) -> gpu_selectors.Filter:
     shown = yaml_fields.shown(node)
     if not (isinstance(node, yaml_tree.Scalar) and isinstance(node.value, str)):
         yaml_fields.fail(node, f"{shown} must be a text in quotes; {gpu_selectors.FILTER_HELP}")
@@ -199,7 +201,7 @@ def _filter(node: yaml_tree.Node, diagnostics: yaml_tree.Diagnostics) -> gpu_sel
 
 
 def _gpus(
-    node: yaml_tree.Node, diagnostics: yaml_tree.Diagnostics
+    node: yaml_tree.Node, diagnostics: yaml_diagnostics.Diagnostics
 ) -> tuple[tuple[int, ...] | None, tuple[str, ...]]:
     if isinstance(node, yaml_tree.Scalar):
         if node.value == "all":
@@ -216,7 +218,7 @@ def _gpus(
 
 
 def _gpu(
-    node: yaml_tree.Node, diagnostics: yaml_tree.Diagnostics, *, is_alone: bool
+    node: yaml_tree.Node, diagnostics: yaml_diagnostics.Diagnostics, *, is_alone: bool
 ) -> int | str | None:
     """Parse an index, a UUID or a PCI address; None if it can match no GPU."""
     value = node.value if isinstance(node, yaml_tree.Scalar) else None
@@ -266,7 +268,7 @@ def _mode(node: yaml_tree.Node) -> model.MigMode:
 
 
 def _devices(
-    rule: yaml_tree.Mapping, mode: model.MigMode | None, diagnostics: yaml_tree.Diagnostics
+    rule: yaml_tree.Mapping, mode: model.MigMode | None, diagnostics: yaml_diagnostics.Diagnostics
 ) -> tuple[model.DesiredGpu, dict[model.Profile, errors.Location]]:
     """Return the desired state of a rule, and the locations of its profiles.
 
@@ -303,7 +305,7 @@ def _devices(
 
 
 def _profile(
-    entry: yaml_tree.Entry, diagnostics: yaml_tree.Diagnostics
+    entry: yaml_tree.Entry, diagnostics: yaml_diagnostics.Diagnostics
 ) -> tuple[model.Profile, model.Pin | None]:
     name, at, start = entry.key.partition("@")
     try:
@@ -315,7 +317,7 @@ def _profile(
     return profile, model.Pin(profile=profile, start=_start(start, entry, diagnostics))
 
 
-def _start(text: str, entry: yaml_tree.Entry, diagnostics: yaml_tree.Diagnostics) -> int:
+def _start(text: str, entry: yaml_tree.Entry, diagnostics: yaml_diagnostics.Diagnostics) -> int:
     diagnostics.extend(
         entry.location,
         f"'{entry.key}' has a placement; nvidia-mig-parted supports only profiles",

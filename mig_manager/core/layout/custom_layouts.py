@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from mig_manager import errors, reasons
 from mig_manager.core import model
-from mig_manager.core.files import yaml_tree
+from mig_manager.core.files import yaml_diagnostics
 from mig_manager.core.layout import config, layout_documents, layouts
 from mig_manager.core.node import node_object, well_known
 from mig_manager.core.records import requests
@@ -46,7 +46,7 @@ class Custom:
 
     def layout(
         self, *, is_lenient: bool = False
-    ) -> tuple[layouts.Layout, tuple[yaml_tree.Diagnostic, ...]]:
+    ) -> tuple[layouts.Layout, tuple[yaml_diagnostics.Diagnostic, ...]]:
         """Return the layout, under the name ``custom``, and the warnings about it.
 
         Raises:
@@ -132,7 +132,7 @@ def request_for(name: str, custom: Custom | None) -> requests.RequestRecord:
 
 def single(
     text: str, *, source: str, is_lenient: bool = False
-) -> tuple[layouts.Layout, tuple[yaml_tree.Diagnostic, ...]]:
+) -> tuple[layouts.Layout, tuple[yaml_diagnostics.Diagnostic, ...]]:
     """Parse a document with one layout; return it under the name ``custom``, and the warnings.
 
     Raises:
@@ -144,7 +144,7 @@ def single(
 
 def _only(
     text: str, *, source: str, is_lenient: bool
-) -> tuple[layouts.Layout, tuple[yaml_tree.Diagnostic, ...]]:
+) -> tuple[layouts.Layout, tuple[yaml_diagnostics.Diagnostic, ...]]:
     size = len(text.encode(errors="surrogatepass"))
     if size > MAX_BYTES:
         raise errors.ConfigError(f"{source} has {size} bytes, more than {MAX_BYTES}")

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from mig_manager import errors, reasons
 from mig_manager.core import messages, model
-from mig_manager.core.files import yaml_tree
+from mig_manager.core.files import yaml_diagnostics
 from mig_manager.core.layout import selection
 from mig_manager.core.layout.layouts import Layout
 
@@ -19,8 +19,12 @@ class Document:
 
     source: str
     layouts: Mapping[str, Layout]
-    warnings: tuple[yaml_tree.Diagnostic, ...] = dataclasses.field(default=(), compare=False)
-    extensions: tuple[yaml_tree.Diagnostic, ...] = dataclasses.field(default=(), compare=False)
+    warnings: tuple[yaml_diagnostics.Diagnostic, ...] = dataclasses.field(
+        default=(), compare=False
+    )
+    extensions: tuple[yaml_diagnostics.Diagnostic, ...] = dataclasses.field(
+        default=(), compare=False
+    )
     """Uses of features that mig-parted does not support, in the order of the file."""
     is_presumed: bool = dataclasses.field(default=False, compare=False)
     """Whether no person named it: agents may have another file."""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 
 from mig_manager.core import gpu_processes, model, steps
 from mig_manager.core.answers import gpu_answers, plan_answers
-from mig_manager.core.files import yaml_tree
+from mig_manager.core.files import yaml_diagnostics
 from mig_manager.core.layout import layouts, selection
 from mig_manager.core.node import clients, strategies
 from mig_manager.core.planner import planner, vgpus
@@ -46,7 +46,9 @@ class Planned:
     plan: steps.Plan
     users: Mapping[str, tuple[str, ...]]
     """Pods by the UUID of the MIG device or GPU that they use, as far as known."""
-    overlooked: tuple[yaml_tree.Diagnostic, ...] = ()  # problems that lenient parsing ignores
+    overlooked: tuple[
+        yaml_diagnostics.Diagnostic, ...
+    ] = ()  # problems that lenient parsing ignores
     origin: str = ""  # the origin of the layout; empty for a layout restored at boot
 
     @property
@@ -111,7 +113,7 @@ class ApplyResult:
     layout: str
     gpus: model.ObservedGpus
     """All GPUs of the node afterwards; the layout is not active on the unreachable ones."""
-    overlooked: tuple[yaml_tree.Diagnostic, ...] = ()
+    overlooked: tuple[yaml_diagnostics.Diagnostic, ...] = ()
 
     @property
     def is_changed(self) -> bool:

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from mig_manager import errors, reasons
 from mig_manager.core import model
-from mig_manager.core.files import yaml_tree
+from mig_manager.core.files import yaml_diagnostics
 from mig_manager.core.layout import layouts
 
 _Deciding = dict[str, tuple[model.Gpu, layouts.Rule]]
@@ -94,12 +94,14 @@ def missing_gpus(
 
 def lenient_warnings(
     layout: layouts.Layout, gpus: Sequence[model.Gpu]
-) -> tuple[yaml_tree.Diagnostic, ...]:
+) -> tuple[yaml_diagnostics.Diagnostic, ...]:
     """Return the problems on these GPUs that ``select`` ignores because the layout is lenient."""
     if not layout.is_lenient:
         return ()
     return tuple(
-        yaml_tree.Diagnostic(problem.location or layout.location, f"{problem.text} ({effect})")
+        yaml_diagnostics.Diagnostic(
+            problem.location or layout.location, f"{problem.text} ({effect})"
+        )
         for problem, effect in _problems(layout, gpus, _deciding(layout, gpus))
     )
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from mig_manager import errors, reasons
 from mig_manager.core import messages, model
-from mig_manager.core.files import yaml_tree
+from mig_manager.core.files import yaml_diagnostics
 from mig_manager.core.layout import generator, layout_documents, layouts, selection
 from mig_manager.core.node import well_known
 from mig_manager.core.planner import planner
@@ -24,7 +24,7 @@ def find(
     read_file: _ReadFile,
     sources: node_settings.LayoutSources,
     observe: Callable[[], model.ObservedGpus],
-) -> tuple[layouts.Layout, tuple[yaml_tree.Diagnostic, ...]]:
+) -> tuple[layouts.Layout, tuple[yaml_diagnostics.Diagnostic, ...]]:
     """Return a layout and the warnings about the file; an owner's layout needs no observation.
 
     Raises:
@@ -50,7 +50,7 @@ def _find_in_file_or_generate(
     read_file: _ReadFile,
     sources: node_settings.LayoutSources,
     observe: Callable[[], model.ObservedGpus],
-) -> tuple[layouts.Layout, tuple[yaml_tree.Diagnostic, ...]]:
+) -> tuple[layouts.Layout, tuple[yaml_diagnostics.Diagnostic, ...]]:
     has_generated = sources.generated_layouts is not node_settings.GeneratedLayouts.OFF
     if not (has_generated and sources.has_default_layouts):
         file = read_file()
