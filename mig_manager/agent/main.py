@@ -30,7 +30,6 @@ class Overrides:
 
     replace_ports: Callable[[ports.Dependencies], ports.Dependencies] = lambda deps: deps
     """Maps the ports from the settings to the ports to use."""
-    telemetry: ports.Telemetry | None = None
     pulse: liveness.Pulse = dataclasses.field(
         default_factory=lambda: liveness.Pulse(host.SystemClock().monotonic)
     )
@@ -63,11 +62,10 @@ class AgentService:
             stop=self._stop,
             times=overrides.watch_times,
         )
-        telemetry = overrides.telemetry or ports.Telemetry()
+        telemetry = ports.Telemetry()
         self._pages: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
         if settings.health_port:
-            counts, self._pages = self._new_pages(overrides.pulse)
-            telemetry = overrides.telemetry or counts
+            telemetry, self._pages = self._new_pages(overrides.pulse)
         pod_watch = pods.PodWatch(
             kube,
             node_name=settings.node_name,
@@ -84,7 +82,7 @@ class AgentService:
             self.reconciler,
             self._inbox,
             settings,
-            telemetry=telemetry,
+            telemetry=deps.telemetry,
             pulse=overrides.pulse,
             suspend_gpu_events=self._events.suspended if self._events else contextlib.nullcontext,
         )

@@ -99,9 +99,8 @@ class InProcessStage(agent_stage.AgentStage):
             dataclasses.replace(agent_settings.AgentSettings.read(options, {}), backoff=_BACKOFF),
             request_timeout_s=self._api_timeout_s,
             allocations=self._wrap(kubelet, self.machine.socket),
-            overrides=main.Overrides(
-                telemetry=self.telemetry, pulse=self._pulse, watch_times=_WATCH
-            ),
+            telemetry=self.telemetry,
+            overrides=main.Overrides(pulse=self._pulse, watch_times=_WATCH),
         )
         self._running.callback(agent.end)
 
