@@ -300,6 +300,8 @@ TWO_KINDS = "4xA100-SXM4-80GB+2xA30"
     [
         ("agent --debug --log-level error", {}, "log_level", "debug"),
         ("agent --in-use-timeout-s 120 --gpu-timeout-s 180", {}, "in_use_timeout_s", "120.0"),
+        ("apply --in-use-timeout-s 7", {}, "in_use_timeout_s", "7.0"),
+        ("plan", {}, "in_use_timeout_s", "0.0"),
         ("agent", FALLBACK, "config_file", "/f"),
         ("agent", {**FALLBACK, "CONFIG_FILE": "/c"}, "config_file", "/c"),
         ("agent", {}, "host.gpu_reset", "True"),

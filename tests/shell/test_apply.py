@@ -121,8 +121,13 @@ def test_a_device_of_an_idle_pod_is_kept_and_the_pod_named(
 def test_a_plan_warns_that_apply_would_refuse(
     node: ShellNode, kubelet: kubelet_rig.GrpcKubelet
 ) -> None:
-    (device,) = node.devices_of("2g.10gb")
-    kubelet.pods = [pod_with(device)]
+    (device,), kept = node.devices_of("2g.10gb"), node.devices_of("3g.20gb")
+    kept_devices = kubelet_rig.devices("nvidia.com/mig-3g.20gb", *kept)
+    kubelet.pods = [
+        kubelet_rig.pod(
+            "train", kubelet_rig.devices("nvidia.com/mig-2g.10gb", device), kept_devices
+        )
+    ]
     kubelet.start()
     at = ("requested", "--pod-resources-socket", str(kubelet.path))
 

@@ -1,5 +1,6 @@
 """Monitors, validators and the owner's daemons in a run."""
 
+import math
 from typing import Any
 
 import pytest
@@ -86,6 +87,22 @@ def test_monitor_that_does_not_return_is_only_a_warning() -> None:
     assert GFD in rig.node.event_messages[-2]
     assert rig.node.labels[EXPORTER] == "true"
     assert closed[-1] is False
+
+
+def test_a_monitor_that_ends_again_is_not_ready() -> None:
+    rig = monitored_node()
+
+    def end() -> None:
+        for uid, pod in rig.pods.items():
+            if GFD in pod.node_selector and rig.node.status_messages[-1].startswith("resuming"):
+                rig.kubelet.pod_ends_from_s[uid] = math.inf
+                rig.pods.terminate(uid)
+
+    rig.clock.on_wait.append(end)
+
+    ends.assert_ends(rig, Reason.APPLIED)
+
+    assert "MonitorNotReady" in rig.node.events
 
 
 @pytest.mark.parametrize("labels", [{GFD: "false"}, {}])

@@ -44,6 +44,7 @@ def test_services_keep_running_where_no_device_is_removed() -> None:
 
     ends.assert_ends(rig, Reason.APPLIED, layout=ALL_1G)
     assert "services.stop" not in rig.log
+    assert not any("stopping" in message for message in rig.node.status_messages)
 
 
 def test_service_that_does_not_stop_ends_the_run_before_gpus_change() -> None:

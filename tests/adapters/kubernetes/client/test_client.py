@@ -2,6 +2,7 @@
 
 import base64
 import json
+import logging
 import pathlib
 import ssl
 import sys
@@ -315,6 +316,7 @@ def test_a_program_for_credentials_that_fails_leads_to_one_message(
         "mig-manager",
         "remedy",
     ]
+    assert logging.getLogger().filters == []
 
 
 def test_the_environments_proxy_is_used_but_for_hosts_in_no_proxy(
