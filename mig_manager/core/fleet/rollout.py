@@ -8,13 +8,16 @@ will not retry.
 
 import collections
 import dataclasses
+import datetime as dt
 import enum
 import math
 import re
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from mig_manager.core import messages, model
 from mig_manager.core.fleet import fleet_nodes, goals, preview
+from mig_manager.core.records import run_status
 
 _AMOUNT = re.compile(r"([1-9][0-9]{0,5})|(100|[1-9]?[0-9])%")
 
@@ -142,12 +145,12 @@ class RolloutDecision:
 _MOVING = (NodeProgressState.PENDING, NodeProgressState.TIMED_OUT)
 
 
-class _FirstFailure(enum.Enum):
-    """When a node failed for the first time, even if the layout was applied later."""
+class _Failure(NamedTuple):
+    """What tells one failure of a node from the next."""
 
-    NONE = enum.auto()
-    BEFORE = enum.auto()  # at the start: does not pause the rollout
-    DURING = enum.auto()
+    state: NodeProgressState
+    attempt: int = 0
+    at: dt.datetime | None = None  # when the failed run finished
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -174,23 +177,31 @@ class _NodeHistory:
     since_s: float | None = None  # since when it is in progress, without its wait for a slot
     unfinished: _Unfinished | None = None
     failure: NodeProgress | None = None  # the last one; None if it is applied
-    first_failure: _FirstFailure = _FirstFailure.NONE
+    earlier_failure: _Failure | None = None  # at the start: does not pause the rollout
+    has_failed: bool = False  # during the rollout, even if the layout was applied later
 
-    @property
-    def has_failed(self) -> bool:
-        """Whether it failed during the rollout."""
-        return self.first_failure is _FirstFailure.DURING
-
-    def after(self, progress: NodeProgress, *, has_begun: bool) -> "_NodeHistory":
+    def after(
+        self,
+        progress: NodeProgress,
+        reported: run_status.PublishedStatus | None,
+        *,
+        has_begun: bool,
+    ) -> "_NodeHistory":
         """Return it with the failure that this progress shows; an applied layout ends one."""
         if progress.state is NodeProgressState.SUCCESS:
             return dataclasses.replace(self, failure=None)
         if progress.state not in BAD:
             return self
-        first = self.first_failure
-        if first is _FirstFailure.NONE:
-            first = _FirstFailure.DURING if has_begun else _FirstFailure.BEFORE
-        return dataclasses.replace(self, failure=progress, first_failure=first)
+        failure = _Failure(progress.state)
+        if reported and progress.state is NodeProgressState.FAILED:
+            failure = _Failure(progress.state, reported.attempt, reported.at)
+        earlier = self.earlier_failure if has_begun else failure
+        return dataclasses.replace(
+            self,
+            failure=progress,
+            earlier_failure=earlier,
+            has_failed=self.has_failed or failure != earlier,
+        )
 
 
 _Advanced = tuple[_NodeHistory, NodeProgress]
@@ -269,8 +280,7 @@ class Rollout:
         if history is None or history.uid != node.view.uid:
             # Else the replacement of a failed node would let further nodes start.
             has_failed = history is not None and history.has_failed
-            first_failure = _FirstFailure.DURING if has_failed else _FirstFailure.NONE
-            history = _NodeHistory(uid=node.view.uid, first_failure=first_failure)
+            history = _NodeHistory(uid=node.view.uid, has_failed=has_failed)
         if history.has_joined or node.gpus_text in (None, history.gpus_text):
             # For a node that shows no GPUs for a while, its previous ones count.
             return history
@@ -380,7 +390,7 @@ class Rollout:
             and not (reported and reported.state is model.State.FAILED),
         )
         history = dataclasses.replace(history, since_s=since_s)
-        return history.after(progress, has_begun=self._has_begun), progress
+        return history.after(progress, reported, has_begun=self._has_begun), progress
 
     def _is_unavailable(
         self,

@@ -75,9 +75,11 @@ def done_node(name: str = "a", **changed: Any) -> fleet_nodes.FleetNode:
     return requested_node(name, **{"applied": LAYOUT, "status": success, **changed})
 
 
-def failed_node(name: str = "a", *, is_retried: bool = False) -> fleet_nodes.FleetNode:
-    retry = {"retryAt": "2026-01-01T00:00:00Z"} if is_retried else {}
-    failure = a_status(LAYOUT, model.State.FAILED, reason="InUse", message="in use", **retry)
+def failed_node(
+    name: str = "a", *, is_retried: bool = False, attempt: int = 1
+) -> fleet_nodes.FleetNode:
+    members = {"retryAt": "2026-01-01T00:00:00Z" if is_retried else None, "attempt": attempt}
+    failure = a_status(LAYOUT, model.State.FAILED, reason="InUse", message="in use", **members)
     return requested_node(name, state=model.State.FAILED, status=failure)
 
 

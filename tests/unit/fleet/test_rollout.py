@@ -169,6 +169,7 @@ def shown(decision: rollout.RolloutDecision) -> str:
 
 
 RETRIED = failed_node("a", is_retried=True)
+RETRIED_TWICE = failed_node("a", is_retried=True, attempt=2)
 STOPPED = requested_node(
     "a",
     state=model.State.FAILED,
@@ -285,6 +286,14 @@ COURSES: dict[str, tuple[dict[str, Any], list[Step]]] = {
     "earlier failures pause nothing": (
         {"pauses": True},
         [(0, [failed_node("a"), node("b")], "rolling; a failed, b to-do; start b; a: in use")],
+    ),
+    "an earlier failure that a retry repeats pauses the others": (
+        {"pauses": True},
+        [
+            (0, [RETRIED, node("b")], "rolling; a failed, b to-do; unavailable a; a: in use"),
+            (1, [RETRIED, node("b")], "rolling; a failed, b to-do; unavailable a; a: in use"),
+            (2, [RETRIED_TWICE, node("b")], "paused; a failed, b to-do; unavailable a; a: in use"),
+        ],
     ),
     "a failure of the last node ends the rollout": (
         {"pauses": True},
