@@ -40,8 +40,8 @@ class Break(enum.Enum):
 class Fault:
     """A fault to inject, and the requests that it strikes.
 
-    Without ``status``, ``reset``, ``truncate``, ``garbles`` and ``stall`` the request is only
-    delayed by ``hang_s``. An empty word selects any request.
+    Without ``status``, ``reset``, ``truncate``, ``garbles``, ``reverts`` and ``stall`` the request
+    is only delayed by ``hang_s``. An empty word selects any request.
     """
 
     method: str = ""
@@ -60,6 +60,7 @@ class Fault:
     """Close the connection in the middle of the answer; of a watch, in its first line."""
     garbles: bool = False
     """Answer 200 with the page of a proxy in place of JSON; of a watch, as its first line."""
+    reverts: bool = False  # carry out an empty patch, as if a webhook had reverted each field
     stall: bool = False  # never answer; of a watch, send only the headers, and end it in time
     is_carried_out: bool = False
     """Whether the request has its effect, and the fault replaces only its answer."""
@@ -250,7 +251,9 @@ class _Middleware:
         self._server.log.add(call.log_entry)
         target = f"{http.url.path}?{http.url.query}".removesuffix("?")
         fault = self._server.take_fault(call.log_entry, target)
-        if fault is not None and await self._strike(call, fault):
+        if fault is not None and fault.reverts:
+            call.body = b"{}"
+        elif fault is not None and await self._strike(call, fault):
             return
         if call.is_watch:
             await self._watch(call)

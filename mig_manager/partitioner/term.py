@@ -225,7 +225,7 @@ class Term:
                 self._resume_s = now_s + max(self._pause_s, error.retry_after_s or 0.0)
                 self._pause_s = min(2 * self._pause_s, _MAX_PAUSE_S)
                 return metrics.ChangeResult.FAILED
-            self._outcomes.avoid(change.node, "the API refused to change it")
+            self._outcomes.avoid(change.node, "the API refused or did not keep a change of it")
             return metrics.ChangeResult.REFUSED
         if not is_requested:
             # The node has changed: decide again after the watch has delivered it.

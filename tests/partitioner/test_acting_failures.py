@@ -71,13 +71,21 @@ def test_requests_to_a_failing_api_become_rarer(rig: PartitionerRig) -> None:
     assert 6 <= len(replica.kube.patches) <= 12
 
 
-def test_forbidden_node_is_left_alone_and_others_are_served(rig: PartitionerRig) -> None:
+@pytest.mark.parametrize(
+    "fault",
+    [
+        pytest.param(apiserver.Fault(status=403), id="forbidden"),
+        pytest.param(apiserver.Fault(reverts=True), id="reverted by a webhook"),
+    ],
+)
+def test_unchangeable_node_is_left_alone_and_others_are_served(
+    rig: PartitionerRig, fault: apiserver.Fault
+) -> None:
     rig.add_node("n1")
     rig.add_node("n2")
     rig.add_pods("p1")
     replica = rig.replica()
-    refusal = apiserver.Fault(verb="patch", path="/nodes/n1", status=403, times=None)
-    rig.server.inject(refusal)
+    rig.server.inject(dataclasses.replace(fault, verb="patch", path="/nodes/n1", times=None))
 
     with structlog.testing.capture_logs():
         rig.pass_time(TERM_S, replica)

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Collection
 from typing import Protocol
 
-from mig_manager import errors
+from mig_manager import errors, reasons
 from mig_manager.adapters.kubernetes import (
     api,
     collection,
@@ -20,7 +20,7 @@ from mig_manager.adapters.kubernetes import (
     watch,
 )
 from mig_manager.core import timing
-from mig_manager.core.node import well_known
+from mig_manager.core.node import node_object, well_known
 from mig_manager.core.partitioning import demand
 from mig_manager.core.partitioning.batch import arrivals
 from mig_manager.core.partitioning.decision import decisions
@@ -133,15 +133,23 @@ class PartitionerCluster:
         """Request a layout of a node; return False if the node has changed since, or is gone.
 
         Raises:
-            ClusterError: The API refused or does not answer; the layout may have been requested.
+            ClusterError: The API refused, does not answer, or did not keep the layout; unless
+                it refused, the layout may have been requested.
         """
-        metadata = {
-            "labels": {well_known.CONFIG_LABEL: well_known.CUSTOM_LAYOUT},
-            "annotations": {well_known.LAYOUT_ANNOTATION: change.layout},
-        }
+        patch = node_object.NodePatch(
+            labels={well_known.CONFIG_LABEL: well_known.CUSTOM_LAYOUT},
+            annotations={well_known.LAYOUT_ANNOTATION: change.layout},
+        )
+        metadata = {"labels": patch.labels, "annotations": patch.annotations}
         item = kube_node.patch_version(self._kube, change.node, change.version, metadata)
         if item is None:
             return False
+        if not patch.is_in(node_object.parse_node(item)):
+            raise errors.ClusterError(
+                f"the API accepted a layout for node {change.node} but did not keep it: does an "
+                "admission webhook remove it?",
+                reason=reasons.Reason.API_ERROR,
+            )
         after = partitioned.parse(item)
         if after is not None and after.version != change.version:
             self._written[change.node] = change.version, after
