@@ -146,7 +146,7 @@ _MOVING = (NodeProgressState.PENDING, NodeProgressState.TIMED_OUT)
 
 
 class _Failure(NamedTuple):
-    """What tells one failure of a node from the next."""
+    """The identity of a failure: a repeated one differs."""
 
     state: NodeProgressState
     attempt: int = 0
