@@ -117,21 +117,21 @@ def _steps(attempt: attempts.Attempt) -> outcomes.Outcome:
         resolving.record_content(attempt, target, gpus)
     attempt.hooks.load()
     recovery.restore_persistence(attempt, gpus)
-    planned = planning.plan_change(attempt, target, gpus)
-    if planned.plan.is_empty:
+    inputs = planning.prepare_inputs(attempt, target, gpus)
+    if inputs.plan.is_empty:
         snapshots = target.unrestored_snapshots(gpus, attempt.recorder.journal.gpus.snapshot)
         return verification.verify_unchanged(attempt, gpus, snapshots)
     is_new = attempt.is_first and not (attempt.only_restores or attempt.request.repairs)
     if is_new and attempt.recorder.journal.is_empty:
         # Asking kubelet may take long, and the label's author should see a reaction.
         attempt.recorder.enter(model.Phase.RESOLVE, "checking which pods use the GPUs")
-    change = preparing.require_possible(attempt, planned)
+    change = preparing.require_possible(attempt, inputs)
     slots.require(attempt)
     host.start_hooks(attempt, change.plan)
     draining.taint(attempt, change)
     change, pod_drain = draining.drain_pods(attempt, change)
     change, restart = draining.pause_clients(attempt, change, pod_drain)
-    host.stop_services(attempt, change.inputs.services, change.plan)
+    host.stop_services(attempt, inputs.services, change.plan)
     gpus = execution.execute(attempt, change, restart)
     forced = pod_drain.evictions.forced
     notes = [f" Deleted by force: {messages.list_names(forced)}."] if forced else []

@@ -10,7 +10,7 @@ import dataclasses
 
 from mig_manager import errors, reasons
 from mig_manager.agent import attempts, run_recorder
-from mig_manager.agent.phases import preparing, slots
+from mig_manager.agent.phases import planning, preparing, slots
 from mig_manager.agent.pods import (
     advertising,
     device_usage,
@@ -25,7 +25,7 @@ from mig_manager.core.node import node_object, well_known
 _MAX_NEW_PLANS = 5  # a drain must end even if pods come and go all the time
 
 
-def taint(attempt: attempts.Attempt, change: preparing.PreparedChange) -> None:
+def taint(attempt: attempts.Attempt, change: planning.PlannedChange) -> None:
     """Taint the node, record the layout labelled as applied, and name the affected pods.
 
     Raises:
@@ -39,8 +39,8 @@ def taint(attempt: attempts.Attempt, change: preparing.PreparedChange) -> None:
 
 
 def drain_pods(
-    attempt: attempts.Attempt, change: preparing.PreparedChange
-) -> tuple[preparing.PreparedChange, drain.Drain]:
+    attempt: attempts.Attempt, change: planning.PlannedChange
+) -> tuple[planning.PlannedChange, drain.Drain]:
     """Evict the pods that use devices to be destroyed, and wait until they are gone.
 
     Returns:
@@ -71,8 +71,8 @@ def drain_pods(
 
 
 def pause_clients(
-    attempt: attempts.Attempt, change: preparing.PreparedChange, pod_drain: drain.Drain
-) -> tuple[preparing.PreparedChange, advertising.Restart]:
+    attempt: attempts.Attempt, change: planning.PlannedChange, pod_drain: drain.Drain
+) -> tuple[planning.PlannedChange, advertising.Restart]:
     """Pause the GPU clients, so that no pod gets a device any more.
 
     Raises:
@@ -98,7 +98,7 @@ def pause_clients(
 
 
 def drain_whole_node(
-    attempt: attempts.Attempt, change: preparing.PreparedChange, restart: advertising.Restart
+    attempt: attempts.Attempt, change: planning.PlannedChange, restart: advertising.Restart
 ) -> None:
     """Evict every pod with a GPU before a reboot, regardless of the drain policy.
 
@@ -125,7 +125,7 @@ def drain_whole_node(
     drain.Drain.start_or_continue(attempt, scope).run(usage)
 
 
-def _publish(attempt: attempts.Attempt, change: preparing.PreparedChange) -> None:
+def _publish(attempt: attempts.Attempt, change: planning.PlannedChange) -> None:
     """Publish taint and affected pods, or again once others are affected."""
     affected = change.affected_pods
     message = f"applying {attempt.status.title}"

@@ -5,7 +5,7 @@ import functools
 
 from mig_manager import errors, reasons
 from mig_manager.agent import attempts
-from mig_manager.agent.phases import draining, host, preparing, rebooting, recovery
+from mig_manager.agent.phases import draining, host, planning, preparing, rebooting, recovery
 from mig_manager.agent.pods import advertising, device_usage, resuming
 from mig_manager.change import transaction
 from mig_manager.core import model
@@ -19,7 +19,7 @@ _MID_CHANGE = (
 
 
 def execute(
-    attempt: attempts.Attempt, change: preparing.PreparedChange, restart: advertising.Restart
+    attempt: attempts.Attempt, change: planning.PlannedChange, restart: advertising.Restart
 ) -> model.ObservedGpus:
     """Execute and verify the plan, or roll back; reboot if nothing else helps.
 
@@ -42,7 +42,7 @@ def execute(
     try:
         after, _ = gpu_change.run(
             change.plan,
-            transaction.Goal(change.basis.plan, change.basis.target.unrestored_snapshots),
+            transaction.Goal(change.replan, change.inputs.target.unrestored_snapshots),
             observed=change.inputs.gpus,
             interrupted=interrupted,
             points=attempt.hooks,

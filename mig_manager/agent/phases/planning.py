@@ -1,15 +1,17 @@
-"""Plan a change of the GPUs before it is known who uses their devices."""
+"""Plan a change of the GPUs, first as if no device were in use, then for who uses them."""
 
+import collections
 import dataclasses
 import functools
-from collections.abc import Mapping
+import types
+from collections.abc import Iterable, Mapping
 
 from mig_manager import errors, reasons
 from mig_manager.agent import attempts, outcomes
 from mig_manager.agent.phases import recovery, targets
 from mig_manager.agent.pods import drain_scope
 from mig_manager.core import messages, model, steps
-from mig_manager.core.node import client_table, clients, policies
+from mig_manager.core.node import client_table, clients, gpu_use, pod_object, policies
 from mig_manager.core.planner import planner
 from mig_manager.core.records import gpu_repair
 
@@ -20,15 +22,51 @@ _ON_DEMAND = (
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class PlanBasis:
-    """The target of a change, and the devices in use, which its plan spares if it can."""
+class ChangeInputs:
+    """What every plan of a change starts from, and the first plan."""
 
     target: targets.Target
-    restoring: model.Snapshots  # of ``ChangeInputs``; none if a pod uses what it would destroy
-    use: Mapping[str, int] = dataclasses.field(default_factory=dict)
-    """How much the loss of each device matters, as for ``planner.plan``."""
+    gpus: model.ObservedGpus
+    desired: Mapping[str, model.DesiredGpu]  # the target's GPUs by UUID
+    restorable: model.Snapshots
+    """GPUs outside the target as before an interrupted change, if that affects no pod."""
+    extra_clients: tuple[client_table.ExtraClient, ...]  # the GPU clients that the owner lists
+    services: tuple[str, ...]  # the host's services that the owner lists
+    plan: steps.Plan  # as if no device were in use
+    rights: drain_scope.DrainRights  # what every plan of the change may do with pods
 
-    def plan(self, gpus: model.ObservedGpus) -> steps.Plan:
+    def scope(self, plan: steps.Plan) -> drain_scope.DrainScope:
+        """Return which pods the drain for a plan affects."""
+        is_whole_node = isinstance(self.rights, drain_scope.Evict) and self.rights.is_whole_node
+        return drain_scope.DrainScope(
+            affected=None if is_whole_node else clients.affected_ids(plan, self.gpus),
+            rights=self.rights,
+        )
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedChange:
+    """A change of the GPUs that is planned for the use of the devices."""
+
+    inputs: ChangeInputs
+    usage: gpu_use.Usage  # who uses the devices; the drain may have brought it up to date
+    use: Mapping[str, int]  # how much the plan avoids the loss of each device
+    restores: (
+        model.Snapshots
+    )  # those of ``inputs.restorable`` that the plan restores: all, or none
+    plan: steps.Plan
+
+    @property
+    def scope(self) -> drain_scope.DrainScope:
+        """Which pods the drain for the plan affects."""
+        return self.inputs.scope(self.plan)
+
+    @property
+    def affected_pods(self) -> pod_object.Pods:
+        """The pods with devices that the change removes; the policy says what becomes of them."""
+        return self.usage.users(self.scope.affected)
+
+    def replan(self, gpus: model.ObservedGpus) -> steps.Plan:
         """Plan what remains, for the same use of devices.
 
         A GPU lost during the change is verified only if the layout names it.
@@ -36,38 +74,16 @@ class PlanBasis:
         Raises:
             LayoutError: The target is impossible on these GPUs.
         """
-        plan = self.target.plan(gpus, use=self.use)
-        return planner.combine(plan, planner.restore(gpus, self.restoring))
+        return _plan(self.inputs.target, gpus, self.restores, self.use)
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class ChangeInputs:
-    """What every plan of a change starts from."""
-
-    gpus: model.ObservedGpus
-    desired: Mapping[str, model.DesiredGpu]  # the target's GPUs by UUID
-    restoring: model.Snapshots
-    """The instances of GPUs outside the target from before an interrupted change."""
-    extra_clients: tuple[client_table.ExtraClient, ...]  # the GPU clients that the owner lists
-    services: tuple[str, ...]  # the host's services that the owner lists
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class PlannedChange:
-    """A change of the GPUs with its latest plan; the first is as if no device were in use."""
-
-    inputs: ChangeInputs
-    basis: PlanBasis
-    plan: steps.Plan
-    scope: drain_scope.DrainScope  # of the drain for the plan
-
-
-def plan_change(
+def prepare_inputs(
     attempt: attempts.Attempt, target: targets.Target, gpus: model.ObservedGpus
-) -> PlannedChange:
-    """Plan the layout or the repair for the observed GPUs.
+) -> ChangeInputs:
+    """Plan the layout or the repair for the observed GPUs, as if no device were in use.
 
     Raises:
+        ClusterError: The pods are not known that undoing an interrupted change would affect.
         ConfigError: A file of the owner cannot be read or is invalid.
         HardwareError: GPU_NEEDS_RESET: a GPU must be repaired first.
         LayoutError: The layout is impossible on these GPUs.
@@ -83,22 +99,52 @@ def plan_change(
     others = tuple(
         gpu for gpu in attempt.recorder.journal.gpus.snapshot if gpu.uuid not in desired
     )
-    restoring = others if others and recovery.can_roll_back(attempt, gpus, others) else ()
-    basis = PlanBasis(target=target, restoring=restoring)
-    plan = basis.plan(gpus)
+    restorable = others if others and recovery.can_roll_back(attempt, gpus, others) else ()
+    plan = _plan(target, gpus, restorable)
     _require_repaired(attempt, gpus, plan)
-    return PlannedChange(
-        inputs=ChangeInputs(
-            gpus=gpus,
-            desired=desired,
-            restoring=restoring,
-            extra_clients=extra_clients,
-            services=services,
-        ),
-        basis=basis,
+    return ChangeInputs(
+        target=target,
+        gpus=gpus,
+        desired=desired,
+        restorable=restorable,
+        extra_clients=extra_clients,
+        services=services,
         plan=plan,
-        scope=scope_for(attempt, gpus, plan, _rights(attempt, plan)),
+        rights=_rights(attempt, plan),
     )
+
+
+def plan_change(
+    attempt: attempts.Attempt,
+    inputs: ChangeInputs,
+    usage: gpu_use.Usage,
+    *,
+    used_ids: Iterable[str] = (),
+) -> PlannedChange:
+    """Plan for the use of devices, which the plan spares if it can.
+
+    ``used_ids`` are in use without a pod.
+
+    Raises:
+        LayoutError: The layout is impossible on these GPUs.
+    """
+    by_pods = usage.use_by_device(attempt.deps.clock.unix_s(), attempt.limits.drain_timeout_s)
+    use = by_pods | collections.Counter(dict.fromkeys(used_ids, gpu_use.IN_USE))
+    # Undoing an interrupted change evicts no pod that got a device since.
+    undo = planner.restore(inputs.gpus, inputs.restorable)
+    is_used = bool(usage.users(clients.affected_ids(undo, inputs.gpus)))
+    restores = () if is_used else inputs.restorable
+    plan = _plan(inputs.target, inputs.gpus, restores, use)
+    return PlannedChange(inputs=inputs, usage=usage, use=use, restores=restores, plan=plan)
+
+
+def _plan(
+    target: targets.Target,
+    gpus: model.ObservedGpus,
+    restores: model.Snapshots,
+    use: Mapping[str, int] = types.MappingProxyType({}),
+) -> steps.Plan:
+    return planner.combine(target.plan(gpus, use=use), planner.restore(gpus, restores))
 
 
 def _require_repaired(
@@ -117,7 +163,7 @@ def _require_repaired(
 
 
 def _rights(attempt: attempts.Attempt, plan: steps.Plan) -> drain_scope.DrainRights:
-    """Return whether the change may evict."""
+    """Return what the change may do with the pods that it affects."""
     if attempt.only_restores:
         title = attempt.status.title
         if plan.gpu_uuids == attempt.recorder.record.returned_gpus(plan.gpu_uuids):
@@ -137,19 +183,5 @@ def _rights(attempt: attempts.Attempt, plan: steps.Plan) -> drain_scope.DrainRig
         return drain_scope.Refuse(failed.reason, message)
     if attempt.limits.policy.drain is policies.DrainPolicy.NONE:
         return drain_scope.WaitOnly("--drain-policy none evicts no pod")
-    return drain_scope.Evict()
-
-
-def scope_for(
-    attempt: attempts.Attempt,
-    gpus: model.ObservedGpus,
-    plan: steps.Plan,
-    rights: drain_scope.DrainRights,
-) -> drain_scope.DrainScope:
-    """Return which pods the drain for a plan affects."""
-    may_evict = isinstance(rights, drain_scope.Evict)
-    is_whole_node = may_evict and attempt.limits.policy.drain is policies.DrainPolicy.NODE
-    return drain_scope.DrainScope(
-        affected=None if is_whole_node else clients.affected_ids(plan, gpus),
-        rights=rights,
-    )
+    is_whole_node = attempt.limits.policy.drain is policies.DrainPolicy.NODE
+    return drain_scope.Evict(is_whole_node=is_whole_node)

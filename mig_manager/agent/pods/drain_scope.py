@@ -11,6 +11,8 @@ from mig_manager.core.node import gpu_use
 class Evict:
     """Evict the affected pods."""
 
+    is_whole_node: bool = False  # whether every plan affects every pod with a GPU
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class WaitOnly:
