@@ -62,6 +62,7 @@ def taints_of(*reasons: str) -> list[dict[str, str]]:
     ]
 
 
+SIX_ONES = [f"1g.5gb@{start}" for start in range(6)]
 TWO_ONES = {samples.profile("1g.5gb"): 2}
 CHANGED = past_decisions.History(changed_at={"a": NOW - dt.timedelta(seconds=59)})
 STUCK = [node("a", ["3g.20gb@0"])], [not_counted(preempting("a")), pod("q", "1g.5gb")]
@@ -207,6 +208,12 @@ DECISIONS: dict[
         [LARGE],
         {"reserved": TWO_ONES},
         ["a: 2x 1g.5gb, 1x 7g.40gb instead of 1x 1g.5gb for large"],
+    ),
+    "many reserved devices move to other GPUs": (
+        [node("a", *[SIX_ONES] * 16)],
+        [LARGE],
+        {"reserved": {samples.profile("1g.5gb"): 96}},
+        ["a: 15x 1g.5gb, 1x 7g.40gb instead of 6x 1g.5gb for large"],
     ),
     "no idle GPU is on hold for a pod that lacks something else": (
         [node("a", EMPTY)],

@@ -12,9 +12,6 @@ from mig_manager.core.partitioning.batch import assumed_pods, batches
 from mig_manager.core.partitioning.nodes import node_index, node_sets
 from mig_manager.core.partitioning.search import trial_change
 
-_MAX_CERTAIN = 300
-"""Devices of a pod times GPUs; the search ends after as many tries (``trial_change``)."""
-
 
 class FeasibleNodes:
     """Which nodes are feasible for which pods of a batch, if they are changed."""
@@ -78,10 +75,9 @@ class FeasibleNodes:
 
     def _has_devices(self, position: int, devices: model.Devices) -> bool:
         facts = self._facts[position]
-        (profile, count), *others = devices
+        (profile, _), *others = devices
         is_certain = not (others or profile in self.free[position] or self.has_assumed(position))
-        tries = count * len(facts.gpus.states)
-        if is_certain and tries < _MAX_CERTAIN and not self._floor(facts):
+        if is_certain and not self._floor(facts):
             return True
         return self.trial(position).add(devices)
 

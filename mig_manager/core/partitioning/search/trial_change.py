@@ -5,14 +5,14 @@ devices; ``fit_search`` searches one GPU.
 """
 
 import collections
-import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 
 from mig_manager.core import model
 from mig_manager.core.partitioning.search import fit_search
 
-_MAX_TRIES = 300  # tries of GPUs of one node for one pod: enough for every realistic pod
+_MAX_REPEATS = 300
+"""Tries of GPUs of one node for one pod, beside one try of each GPU for each of its devices."""
 _NONE: Mapping[model.Profile, int] = {}
 
 
@@ -108,7 +108,8 @@ class TrialChange:
             # A pod can request any number.
             if all(count <= self._gpus.maximum(each) for each, count in missing):
                 items = [profile for profile, count in missing for _ in range(count)]
-                if self._create(items, without, itertools.count()):
+                tries = iter(range(len(items) * len(self._gpus.states) + _MAX_REPEATS))
+                if self._create(items, without, tries):
                     return True
             if self._assumed is before:
                 break  # nothing idle was claimed: another search would be the same
@@ -176,7 +177,7 @@ class TrialChange:
         first = self._search.plus(nothing, item)
         for index in self._gpus.able(item):
             state, had = self._gpus.states[index], self._new.get(index, nothing)
-            if index in without or (state, had) in tried or next(tries) > _MAX_TRIES:
+            if index in without or (state, had) in tried or next(tries, None) is None:
                 continue
             tried.add((state, had))
             new = first if had is nothing else self._search.plus(had, item)
