@@ -8,8 +8,17 @@ from collections.abc import Callable, Iterator
 import structlog
 
 from mig_manager import errors, reasons
-from mig_manager.agent import attempts, node_patches, outcomes, run_recorder
-from mig_manager.agent.phases import failures, host, recovery
+from mig_manager.agent import (
+    attempts,
+    intake,
+    interrupted,
+    layout_request,
+    node_context,
+    node_patches,
+    outcomes,
+    run_recorder,
+)
+from mig_manager.agent.phases import failures, host
 from mig_manager.change import hook_points
 from mig_manager.core import messages, model, ports
 from mig_manager.core.layout import custom_layouts
@@ -29,7 +38,7 @@ class AttemptSeries:
     """
 
     def __init__(
-        self, context: attempts.NodeContext, on_gpus: Callable[[model.ObservedGpus], object]
+        self, context: node_context.NodeContext, on_gpus: Callable[[model.ObservedGpus], object]
     ) -> None:
         self._context = context
         self._on_gpus = on_gpus
@@ -48,7 +57,7 @@ class AttemptSeries:
         """The current request and its results."""
         return self._record or requests.NONE
 
-    def record_request(self, request: attempts.Request) -> requests.RequestRecord:
+    def record_request(self, request: layout_request.Request) -> requests.RequestRecord:
         """Record that a request is served; return its record with earlier results."""
         if request.attempt == 1:
             self._context.memory.begin_request()
@@ -78,7 +87,7 @@ class AttemptSeries:
     def _save_on_host(self) -> None:
         self._context.publisher.save_on_host(self.record, self.journal)
 
-    def recover(self, request: attempts.Request) -> None:
+    def recover(self, request: layout_request.Request) -> None:
         """Take over from an interrupted run; undo it unless the same layout is requested.
 
         Raises:
@@ -86,17 +95,17 @@ class AttemptSeries:
         """
         deps, publisher = self._context.deps, self._context.publisher
         view = publisher.read()
-        saved = recovery.read_saved(deps.host_copy_file, view)
-        recovery.set_aside_unreadable_journal(self._context, view)
-        journal = recovery.find_journal(deps, view)
+        saved = interrupted.read_saved(deps.host_copy_file, view)
+        interrupted.set_aside_unreadable_journal(self._context, view)
+        journal = interrupted.find_journal(deps, view)
         self.journal = journal
         if self._record is None:
-            self._record = recovery.find_record(saved, view, journal)
-        if not recovery.has_ended(journal, view):
+            self._record = interrupted.find_record(saved, view, journal)
+        if not interrupted.has_ended(journal, view):
             self._resume_or_undo(request)
         self.is_current = True
 
-    def _resume_or_undo(self, request: attempts.Request) -> None:
+    def _resume_or_undo(self, request: layout_request.Request) -> None:
         deps, journal = self._context.deps, self.journal
         is_resumed = bool(request.config) and journal.key == request.key
         _log.warning(
@@ -117,7 +126,7 @@ class AttemptSeries:
 
     @contextlib.contextmanager
     def start_attempt(
-        self, request: attempts.Request, cancel: ports.Cancellation | None = None
+        self, request: layout_request.Request, cancel: ports.Cancellation | None = None
     ) -> Iterator[attempts.Attempt]:
         """Yield an attempt that takes over the journal; keep its record, and what it leaves.
 
@@ -129,7 +138,7 @@ class AttemptSeries:
             request,
             self.record,
             self.journal,
-            cancel or recovery.Uninterrupted(self._context.deps),
+            cancel or intake.Uninterrupted(self._context.deps),
         )
         self.lacks_outcome = True
         try:
@@ -172,7 +181,7 @@ class AttemptSeries:
         Raises:
             LockedError: Another manager is at work; nothing was undone.
         """
-        with self.start_attempt(attempts.Request(config=self.journal.config)) as attempt:
+        with self.start_attempt(layout_request.Request(config=self.journal.config)) as attempt:
             failures.undo_interrupted(attempt)
 
     def end_pending(self, why: str, key: run_status.RequestKey = run_status.NO_REQUEST) -> None:
@@ -183,7 +192,7 @@ class AttemptSeries:
         Raises:
             LockedError: Another manager is at work; nothing was restored.
         """
-        request = attempts.Request(config=key.config, annotation_hash=key.annotation_hash)
+        request = layout_request.Request(config=key.config, annotation_hash=key.annotation_hash)
         with self.start_attempt(request) as attempt, attempt.hold_lock(why):
             attempt.recorder.take_over()
             why = messages.join(why, host.restore(attempt))
@@ -201,8 +210,8 @@ def _supersede(attempt: attempts.Attempt, end: errors.Superseded) -> None:
 
 
 def _new_attempt(
-    context: attempts.NodeContext,
-    request: attempts.Request,
+    context: node_context.NodeContext,
+    request: layout_request.Request,
     record: requests.RequestRecord,
     journal: journals.Journal,
     cancel: ports.Cancellation,
@@ -243,7 +252,7 @@ def _new_attempt(
 
 def _first_status(
     deps: ports.Dependencies,
-    request: attempts.Request,
+    request: layout_request.Request,
     record: requests.RequestRecord,
     journal: journals.Journal,
 ) -> run_status.RunStatus:
@@ -265,7 +274,7 @@ def _first_status(
 
 
 def _take_over_journal(
-    context: attempts.NodeContext,
+    context: node_context.NodeContext,
     journal: journals.Journal,
     at_start: Callable[[journals.Journal], journals.Journal],
 ) -> journals.Journal:
@@ -274,9 +283,9 @@ def _take_over_journal(
     ``journal`` is the last attempt's; ``at_start`` makes the first entries of this one.
     """
     view = context.publisher.read()
-    recovery.resume_unlisted(context, view)
+    interrupted.resume_unlisted(context, view)
     # Without an interrupted run, a copy on the host is outdated.
-    if not journal.is_empty or recovery.shows_change(view):
-        recovery.set_aside_unreadable_journal(context, view)
-        journal = recovery.find_journal(context.deps, view)
+    if not journal.is_empty or interrupted.shows_change(view):
+        interrupted.set_aside_unreadable_journal(context, view)
+        journal = interrupted.find_journal(context.deps, view)
     return at_start(journal)

@@ -5,7 +5,8 @@ import threading
 from collections.abc import Callable
 
 from mig_manager import errors
-from mig_manager.agent import attempts
+from mig_manager.agent import layout_request
+from mig_manager.core import ports
 from mig_manager.core.layout import custom_layouts
 
 _MIN_PAUSE_S = 0.02  # the minimum pause; a change in the cluster does not shorten it
@@ -43,7 +44,7 @@ class Inbox:
             if custom and before.request.custom == dataclasses.replace(custom, is_on_demand=True):
                 # The owner ended on-demand partitioning: this run still must not evict pods.
                 custom = before.request.custom
-            request = attempts.Request(config=name or "", custom=custom)
+            request = layout_request.Request(config=name or "", custom=custom)
             is_first = before.generation == 0
             is_new = is_first or request != before.request
             after = dataclasses.replace(
@@ -179,7 +180,7 @@ class ReceivedRequest:
     """A request by label and annotation; as ``ports.Cancellation`` a newer one supersedes it."""
 
     inbox: Inbox
-    request: attempts.Request = dataclasses.field(default_factory=attempts.Request)
+    request: layout_request.Request = dataclasses.field(default_factory=layout_request.Request)
     generation: int = 0  # 0: the label is not known yet
     since: int = 0
     """The generation in which label or annotation changed; 0: they are as this process first
@@ -199,3 +200,23 @@ class ReceivedRequest:
         """Sleep until the cluster changes; raise ``Superseded`` if the request is superseded."""
         self.inbox.pause(self.generation, seconds)
         self.check()
+
+
+class Uninterrupted:
+    """Implements ``ports.Cancellation`` for work that no request supersedes, like a rollback."""
+
+    def __init__(self, deps: ports.Dependencies) -> None:
+        self._deps = deps
+
+    def check(self) -> None:
+        """Report that work goes on."""
+        self._deps.telemetry.still_working()
+
+    def wait(self, seconds: float) -> None:
+        """Sleep."""
+        self._deps.telemetry.still_working()
+        self._deps.clock.wait(seconds)
+
+    def pause(self, seconds: float) -> None:
+        """Sleep."""
+        self.wait(seconds)

@@ -11,7 +11,14 @@ from collections.abc import Callable
 import structlog
 
 from mig_manager import errors
-from mig_manager.agent import agent_settings, attempts, drift, intake, outcomes, reconcile
+from mig_manager.agent import (
+    agent_settings,
+    drift,
+    intake,
+    layout_request,
+    outcomes,
+    reconcile,
+)
 from mig_manager.core import liveness, ports, timing
 
 _log = structlog.get_logger()
@@ -138,7 +145,7 @@ class Agent:
             received.check()
 
     def _try(
-        self, request: attempts.Request, received: intake.ReceivedRequest
+        self, request: layout_request.Request, received: intake.ReceivedRequest
     ) -> tuple[outcomes.Outcome | None, bool]:
         """Run the pipeline once; return the outcome, if it was published, and whether to retry."""
         structlog.contextvars.bind_contextvars(attempt_id=secrets.token_hex(4))

@@ -11,18 +11,20 @@ import structlog
 from mig_manager import errors, reasons
 from mig_manager.agent import (
     agent_settings,
+    attempt_memory,
     attempt_series,
-    attempts,
     drift,
     drift_checks,
     drift_verdicts,
+    interrupted,
+    layout_request,
+    node_context,
     node_patches,
     outcomes,
     publish,
     repairing,
     run,
 )
-from mig_manager.agent.phases import recovery
 from mig_manager.agent.pods import withdrawing
 from mig_manager.agent.reports import capacity_report, faults, gpu_report, layout_report
 from mig_manager.core import model, ports
@@ -40,11 +42,11 @@ class Reconciler:
 
     def __init__(self, deps: ports.Dependencies, limits: agent_settings.Limits) -> None:
         self._deps = deps
-        self._context = attempts.NodeContext(
+        self._context = node_context.NodeContext(
             deps=deps,
             limits=limits,
             publisher=publish.Publisher(deps.node, deps.host_copy_file),
-            memory=attempts.AttemptMemory(),
+            memory=attempt_memory.AttemptMemory(),
         )
         self._layouts = layout_report.LayoutReport(self._context)
         self._drift = drift_verdicts.DriftMemory()
@@ -54,7 +56,7 @@ class Reconciler:
         is_reported = limits.repair is not node_settings.RepairPolicy.OFF
         self.faults = faults.FaultReport(deps, is_on=is_reported)
 
-    def recover(self, request: attempts.Request) -> None:
+    def recover(self, request: layout_request.Request) -> None:
         """Take over from an interrupted run, unless ``is_current``; call before every run.
 
         If that run was for the same layout (for ``custom``: the same content), the next run
@@ -76,7 +78,7 @@ class Reconciler:
         """Have ``recover`` read the Node again: an API request failed, or may be done."""
         self._series.mark_outdated()
 
-    def run(self, request: attempts.Request, cancel: ports.Cancellation) -> outcomes.Outcome:
+    def run(self, request: layout_request.Request, cancel: ports.Cancellation) -> outcomes.Outcome:
         """Apply the requested layout, and publish the outcome.
 
         ``cancel`` ends the run until GPUs are touched. Unless the request is new, no pod is
@@ -121,7 +123,9 @@ class Reconciler:
         """Whether the last drift check met no driver, and the next one should follow soon."""
         return self._drift.awaits_driver
 
-    def check_drift(self, request: attempts.Request, outcome: outcomes.Outcome) -> drift.Action:
+    def check_drift(
+        self, request: layout_request.Request, outcome: outcomes.Outcome
+    ) -> drift.Action:
         """Compare the GPUs at rest with the layout, and publish a drift and changed GPUs.
 
         Raises:
@@ -159,13 +163,13 @@ class Reconciler:
     def _read_node_and_resume_unlisted(self) -> node_object.NodeView:
         view = self._deps.node.latest(is_at_rest=True)
         self._context.publisher.assume_written(view)
-        recovery.resume_unlisted(self._context, view)
+        interrupted.resume_unlisted(self._context, view)
         return view
 
     def _is_change_put_back(self, view: node_object.NodeView) -> bool:
         """Return whether another program put back a change that this agent has ended."""
         return self._is_run_open(view) or (
-            self._series.journal.is_empty and recovery.shows_change(view)
+            self._series.journal.is_empty and interrupted.shows_change(view)
         )
 
     def _publish_faults(self, gpus: model.ObservedGpus, *, why: str) -> repairing.Decision:
@@ -190,12 +194,12 @@ class Reconciler:
         self._series.forget_request()
         self._drift = drift_verdicts.DriftMemory()
         view = self._context.publisher.read()
-        if recovery.shows_change(view) or not self._series.journal.is_empty:
+        if interrupted.shows_change(view) or not self._series.journal.is_empty:
             self._series.undo()
             view = self._context.publisher.read()
         if self._is_run_open(view):
             self._series.end_pending("the label was removed")
-        are_resumed = recovery.resume_unlisted(self._context, view)
+        are_resumed = interrupted.resume_unlisted(self._context, view)
         if self._series.journal.is_empty:
             self._admit_workloads(view)
         if self._deps.slots is not None:

@@ -11,7 +11,7 @@ import dataclasses
 import structlog
 
 from mig_manager import errors, reasons
-from mig_manager.agent import attempt_series, attempts, outcomes, run
+from mig_manager.agent import attempt_series, attempts, layout_request, node_context, outcomes, run
 from mig_manager.agent.pods import unreachable_gpus
 from mig_manager.core import messages, model, ports
 from mig_manager.core.node import claims, well_known
@@ -48,7 +48,9 @@ NOTHING = Decision()
 
 
 def repair(
-    series: attempt_series.AttemptSeries, request: attempts.Request, cancel: ports.Cancellation
+    series: attempt_series.AttemptSeries,
+    request: layout_request.Request,
+    cancel: ports.Cancellation,
 ) -> outcomes.Outcome | None:
     """Run the repairs that have begun, before the run of the requested layout.
 
@@ -119,7 +121,7 @@ def follow_up(
 
 
 def decide(
-    context: attempts.NodeContext,
+    context: node_context.NodeContext,
     record: requests.RequestRecord,
     gpus: model.ObservedGpus,
     why: str,
@@ -134,7 +136,7 @@ def decide(
 
 
 def _decide(
-    context: attempts.NodeContext,
+    context: node_context.NodeContext,
     record: requests.RequestRecord,
     gpus: model.ObservedGpus,
     why: str,
@@ -258,7 +260,7 @@ def _why_forbidden(attempt: attempts.Attempt) -> str:
         return error.message
 
 
-def _left_to_others(context: attempts.NodeContext) -> str:
+def _left_to_others(context: node_context.NodeContext) -> str:
     return gpu_repair.why_left_to_others(
         context.deps.node.latest(),
         context.deps.workloads.present(),

@@ -24,8 +24,8 @@ from mig_manager.agent.phases import (
     planning,
     preparing,
     rebooting,
-    recovery,
     resolving,
+    rolling_back,
     slots,
     targets,
     verification,
@@ -116,7 +116,7 @@ def _steps(attempt: attempts.Attempt) -> outcomes.Outcome:
     if isinstance(target, targets.LayoutTarget):
         resolving.record_content(attempt, target, gpus)
     attempt.hooks.load()
-    recovery.restore_persistence(attempt, gpus)
+    rolling_back.restore_persistence(attempt, gpus)
     inputs = planning.prepare_inputs(attempt, target, gpus)
     if inputs.plan.is_empty:
         snapshots = target.unrestored_snapshots(gpus, attempt.recorder.journal.gpus.snapshot)

@@ -5,7 +5,7 @@ import functools
 
 from mig_manager import errors, reasons
 from mig_manager.agent import attempts
-from mig_manager.agent.phases import draining, host, planning, preparing, rebooting, recovery
+from mig_manager.agent.phases import draining, host, planning, preparing, rebooting, rolling_back
 from mig_manager.agent.pods import advertising, device_usage, resuming
 from mig_manager.change import transaction
 from mig_manager.core import model
@@ -69,7 +69,7 @@ def execute(
 def _take_over_snapshot(attempt: attempts.Attempt, gpus: model.ObservedGpus) -> model.Snapshots:
     """Take over an interrupted change's snapshot; if pods use it, of unreachable GPUs only."""
     before = attempt.recorder.journal.gpus.snapshot
-    if not before or recovery.can_roll_back(attempt, gpus, before):
+    if not before or rolling_back.can_roll_back(attempt, gpus, before):
         return before
     # Without these GPUs, the previous layout cannot be restored completely.
     attempt.recorder.set_journal(applied_before="")

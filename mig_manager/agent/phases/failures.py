@@ -6,7 +6,7 @@ import structlog
 
 from mig_manager import errors, reasons
 from mig_manager.agent import attempts, outcomes
-from mig_manager.agent.phases import host, recovery, resolving, verification
+from mig_manager.agent.phases import host, resolving, rolling_back, verification
 from mig_manager.agent.pods import pausing
 from mig_manager.core import messages, model
 from mig_manager.core.records import requests
@@ -81,7 +81,7 @@ def _is_final(attempt: attempts.Attempt, error: errors.MigManagerError) -> bool:
 
 def undo(attempt: attempts.Attempt) -> str:
     """Undo an unfinished change; return the result as part of a sentence."""
-    result = "" if attempt.recorder.has_begun_rollback else recovery.roll_back(attempt)
+    result = "" if attempt.recorder.has_begun_rollback else rolling_back.roll_back(attempt)
     pausing.record_present(attempt)
     return messages.join(result, host.restore(attempt))
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 
 from mig_manager import errors, reasons
 from mig_manager.agent import attempts, outcomes
-from mig_manager.agent.phases import recovery, targets
+from mig_manager.agent.phases import rolling_back, targets
 from mig_manager.agent.pods import drain_scope
 from mig_manager.core import messages, model, steps
 from mig_manager.core.node import client_table, clients, gpu_use, pod_object, policies
@@ -99,7 +99,7 @@ def prepare_inputs(
     others = tuple(
         gpu for gpu in attempt.recorder.journal.gpus.snapshot if gpu.uuid not in desired
     )
-    restorable = others if others and recovery.can_roll_back(attempt, gpus, others) else ()
+    restorable = others if others and rolling_back.can_roll_back(attempt, gpus, others) else ()
     plan = _plan(target, gpus, restorable)
     _require_repaired(attempt, gpus, plan)
     return ChangeInputs(

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import structlog
 
 from mig_manager import errors, reasons
-from mig_manager.agent import attempts, run_recorder
+from mig_manager.agent import attempts, node_context, run_recorder
 from mig_manager.agent.pods import device_advertiser, device_plugin, dra_driver
 from mig_manager.core import model, ports, timing
 from mig_manager.core.node import (
@@ -140,7 +140,7 @@ def correct_and_check_schedulable(
 
 
 def find_stale(
-    context: attempts.NodeContext,
+    context: node_context.NodeContext,
     pods: pod_object.Pods,
     gpus: model.ObservedGpus,
     *,
@@ -258,7 +258,7 @@ def require_served(
 
 
 def _correct_and_compare(
-    context: attempts.NodeContext,
+    context: node_context.NodeContext,
     restart: Restart,
     gpus: model.ObservedGpus,
     pods: pod_object.Pods,

@@ -8,7 +8,7 @@ import abc
 from collections.abc import Iterable, Mapping
 
 from mig_manager import errors, reasons
-from mig_manager.agent import attempts, run_recorder
+from mig_manager.agent import node_context, run_recorder
 from mig_manager.core import model, ports
 from mig_manager.core.node import pod_object
 from mig_manager.core.records import node_entries
@@ -48,7 +48,7 @@ class Advertiser(abc.ABC):
     @abc.abstractmethod
     def correct_and_compare(
         self,
-        context: attempts.NodeContext,
+        context: node_context.NodeContext,
         gpus: model.ObservedGpus,
         pods: pod_object.Pods,
         changed: frozenset[str],

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 import structlog
 
 from mig_manager import errors, reasons
-from mig_manager.agent import attempts
+from mig_manager.agent import attempts, node_context
 from mig_manager.agent.pods import device_advertiser
 from mig_manager.core import messages, model, ports
 from mig_manager.core.node import (
@@ -43,7 +43,7 @@ class DevicePlugin(device_advertiser.Advertiser):
 
     def correct_and_compare(
         self,
-        context: attempts.NodeContext,
+        context: node_context.NodeContext,
         gpus: model.ObservedGpus,
         pods: pod_object.Pods,
         changed: frozenset[str],
@@ -156,7 +156,7 @@ class DevicePlugin(device_advertiser.Advertiser):
 
 
 def remove_reported_phantoms(
-    context: attempts.NodeContext, gpus: model.ObservedGpus, view: node_object.NodeView
+    context: node_context.NodeContext, gpus: model.ObservedGpus, view: node_object.NodeView
 ) -> errors.NotReadyError | None:
     """Remove phantom devices from the node; return why that failed.
 
@@ -169,7 +169,7 @@ def remove_reported_phantoms(
 
 
 def remove_phantoms(
-    context: attempts.NodeContext,
+    context: node_context.NodeContext,
     gpus: model.ObservedGpus,
     pods: pod_object.Pods,
     kubelet: Callable[[], _Healthy] | None = None,

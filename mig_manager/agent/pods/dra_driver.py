@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 import structlog
 
 from mig_manager import errors
-from mig_manager.agent import attempts, run_recorder
+from mig_manager.agent import attempts, node_context, run_recorder
 from mig_manager.agent.pods import device_advertiser
 from mig_manager.core import model, ports
 from mig_manager.core.node import claims, pod_object, strategies, well_known
@@ -41,7 +41,7 @@ class DraDriver(device_advertiser.Advertiser):
 
     def correct_and_compare(
         self,
-        context: attempts.NodeContext,
+        context: node_context.NodeContext,
         gpus: model.ObservedGpus,
         pods: pod_object.Pods,
         changed: frozenset[str],

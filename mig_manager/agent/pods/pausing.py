@@ -12,7 +12,7 @@ import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from mig_manager import errors, reasons
-from mig_manager.agent import attempts, run_recorder
+from mig_manager.agent import attempts, node_context, run_recorder
 from mig_manager.agent.pods import advertising, device_listing, dra_driver
 from mig_manager.core import messages, model, ports, steps
 from mig_manager.core.node import (
@@ -115,7 +115,7 @@ def record_present(attempt: attempts.Attempt) -> None:
         attempt.recorder.set_record(attempt.recorder.record.without_awaited(labels))
 
 
-def require_none_stuck(context: attempts.NodeContext, pods: Iterable[pod_object.Pod]) -> None:
+def require_none_stuck(context: node_context.NodeContext, pods: Iterable[pod_object.Pod]) -> None:
     """Fail while a pod is still terminating that did not stop by the deadline of an earlier pause.
 
     Another attempt would evict pods, and fail in the same place. A pod whose deletion began too

@@ -7,14 +7,14 @@ with each verified layout, and UUIDs are valid until the next boot.
 import dataclasses
 from collections.abc import Iterable, Mapping
 
-from mig_manager.agent import attempts
+from mig_manager.agent import node_context
 from mig_manager.agent.pods import device_usage
 from mig_manager.core import messages, model, ports
 from mig_manager.core.node import gpu_use, policies
 
 
 def recall_verified(
-    context: attempts.NodeContext, gpus: model.ObservedGpus
+    context: node_context.NodeContext, gpus: model.ObservedGpus
 ) -> tuple[model.ObservedGpus, str]:
     """Return the GPUs; one that requires a reset is as it was when last verified.
 
@@ -54,7 +54,7 @@ def recall_verified(
 
 
 def why_unknown(
-    context: attempts.NodeContext, gpus: model.ObservedGpus, faulty: Iterable[model.Gpu]
+    context: node_context.NodeContext, gpus: model.ObservedGpus, faulty: Iterable[model.Gpu]
 ) -> str:
     """Return why kubelet does not show the pods to evict for a repair; empty if it does.
 
@@ -77,7 +77,7 @@ def _device_ids(gpus: Iterable[model.Gpu]) -> frozenset[str]:
     return frozenset(uuid for gpu in gpus for uuid in (gpu.uuid, *gpu.mig_uuids))
 
 
-def _verified_gpus(context: attempts.NodeContext) -> Mapping[str, model.Gpu]:
+def _verified_gpus(context: node_context.NodeContext) -> Mapping[str, model.Gpu]:
     """Return the GPUs of the layout that was verified since the boot, by UUID."""
     verified = context.verified_layout.read()
     if verified is None or verified.boot_id != context.deps.boot_id:

@@ -8,7 +8,7 @@ binds pods to them, and these pods fail.
 import structlog
 
 from mig_manager import errors
-from mig_manager.agent import attempts
+from mig_manager.agent import node_context
 from mig_manager.agent.pods import advertising, device_advertiser, device_plugin, device_usage
 from mig_manager.core import messages, model, ports
 from mig_manager.core.node import device_ids, node_object
@@ -16,7 +16,7 @@ from mig_manager.core.node import device_ids, node_object
 _log = structlog.get_logger()
 
 
-def observe_and_withdraw(context: attempts.NodeContext) -> None:
+def observe_and_withdraw(context: node_context.NodeContext) -> None:
     """Observe the GPUs and ``withdraw``, unless the owner has disabled the drift check.
 
     For an untainted node whose run waits: a plugin would not return to a tainted one.
@@ -34,7 +34,7 @@ def observe_and_withdraw(context: attempts.NodeContext) -> None:
 
 
 def withdraw(
-    context: attempts.NodeContext, gpus: model.ObservedGpus, view: node_object.NodeView
+    context: node_context.NodeContext, gpus: model.ObservedGpus, view: node_object.NodeView
 ) -> None:
     """Restart the advertisers of devices that no GPU has, once; remove phantom devices.
 

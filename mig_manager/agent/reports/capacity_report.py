@@ -11,7 +11,7 @@ import math
 import structlog
 
 from mig_manager import errors
-from mig_manager.agent import attempts, node_patches
+from mig_manager.agent import node_context, node_patches
 from mig_manager.agent.pods import device_usage
 from mig_manager.core import model, timing
 from mig_manager.core.node import instance_use, well_known
@@ -38,7 +38,7 @@ _NO_RETRY = _Retry()
 class CapacityReport:
     """The published use of the node's GPU instances; for the loop's thread."""
 
-    def __init__(self, context: attempts.NodeContext) -> None:
+    def __init__(self, context: node_context.NodeContext) -> None:
         self._context = context
         self._deps = context.deps
         self._gpus = model.NO_GPUS

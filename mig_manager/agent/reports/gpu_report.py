@@ -3,7 +3,7 @@
 import structlog
 
 from mig_manager import errors
-from mig_manager.agent import attempts, node_patches
+from mig_manager.agent import node_context, node_patches
 from mig_manager.agent.reports import capacity_report, faults, layout_report
 from mig_manager.core import model
 from mig_manager.core.node import node_object, well_known
@@ -14,7 +14,7 @@ _log = structlog.get_logger()
 
 
 def observe(
-    context: attempts.NodeContext, report: faults.FaultReport
+    context: node_context.NodeContext, report: faults.FaultReport
 ) -> tuple[model.ObservedGpus | None, bool]:
     """Observe the GPUs, and report a failure that is due to them.
 
@@ -31,14 +31,14 @@ def observe(
         return (None if is_locked else model.NO_GPUS), error.reason.is_transient
 
 
-def is_published(context: attempts.NodeContext, gpus: model.ObservedGpus) -> bool:
+def is_published(context: node_context.NodeContext, gpus: model.ObservedGpus) -> bool:
     """Return whether the node shows what was observed."""
     shown = node_patches.of_gpus(gpus).items()
     return all(context.publisher.written(key) == (text or "") for key, text in shown)
 
 
 def publish_gpus(
-    context: attempts.NodeContext,
+    context: node_context.NodeContext,
     gpus: model.ObservedGpus,
     layouts: layout_report.LayoutReport,
     report: capacity_report.CapacityReport,

@@ -5,7 +5,7 @@ import functools
 import structlog
 
 from mig_manager import errors
-from mig_manager.agent import attempts
+from mig_manager.agent import node_context
 from mig_manager.core import model
 from mig_manager.core.files import yaml_tree
 from mig_manager.core.layout import layout_documents, layout_list, layouts, served
@@ -17,7 +17,7 @@ _log = structlog.get_logger()
 class LayoutReport:
     """The layouts that fit the node's GPUs, as published."""
 
-    def __init__(self, context: attempts.NodeContext) -> None:
+    def __init__(self, context: node_context.NodeContext) -> None:
         self._context = context
         self._written: tuple[layouts.Layout, ...] | None = None
         """The layouts in the published document; None: not written yet."""

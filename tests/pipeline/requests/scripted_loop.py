@@ -4,7 +4,14 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from mig_manager.agent import agent_settings, attempts, drift, loop, outcomes, reconcile
+from mig_manager.agent import (
+    agent_settings,
+    drift,
+    layout_request,
+    loop,
+    outcomes,
+    reconcile,
+)
 from mig_manager.agent.reports import capacity_report
 from mig_manager.core import model, ports
 from mig_manager.reasons import Reason
@@ -96,7 +103,7 @@ class Pipeline(reconcile.Reconciler):
         else:
             pause.stop()
 
-    def recover(self, request: attempts.Request) -> None:
+    def recover(self, request: layout_request.Request) -> None:
         if self.has_recovered:
             return
         self.recovered_layouts.append(request.config)
@@ -132,14 +139,16 @@ class Pipeline(reconcile.Reconciler):
         self.forgotten += 1
         self.mark_outdated()
 
-    def check_drift(self, request: attempts.Request, outcome: outcomes.Outcome) -> drift.Action:
+    def check_drift(
+        self, request: layout_request.Request, outcome: outcomes.Outcome
+    ) -> drift.Action:
         assert request.config == self.runs[-1][0]
         assert not outcome.should_retry
         self.looks += 1
         action, self.next_action = self.next_action, drift.Action.REST
         return action
 
-    def run(self, request: attempts.Request, cancel: ports.Cancellation) -> outcomes.Outcome:
+    def run(self, request: layout_request.Request, cancel: ports.Cancellation) -> outcomes.Outcome:
         self.runs.append((request.config, request.attempt))
         self.delays_s.append(request.retry_after_s)
         self.are_heals.append(request.is_heal)

@@ -14,9 +14,12 @@ from typing import Any
 
 from mig_manager.agent import (
     agent_settings,
+    attempt_memory,
     attempt_series,
     attempts,
     drift,
+    layout_request,
+    node_context,
     outcomes,
     publish,
     reconcile,
@@ -93,9 +96,11 @@ def new_attempt(
     """Return an attempt at a layout, for a part of a run; ``overrides`` as for ``new_agent``."""
     deps = dataclasses.replace(_dependencies(rig), **overrides)
     publisher = publish.Publisher(deps.node, deps.host_copy_file)
-    memory = attempts.AttemptMemory()
-    context = attempts.NodeContext(deps=deps, limits=limits, publisher=publisher, memory=memory)
-    request = attempts.Request(config=LAYOUT)
+    memory = attempt_memory.AttemptMemory()
+    context = node_context.NodeContext(
+        deps=deps, limits=limits, publisher=publisher, memory=memory
+    )
+    request = layout_request.Request(config=LAYOUT)
     series = attempt_series.AttemptSeries(context, lambda _gpus: None)
     with series.start_attempt(request, cancel) as attempt:
         return attempt
@@ -111,13 +116,13 @@ class AgentInMemory(reconcile.Reconciler):
 
     def recover(
         self,
-        request: attempts.Request | str | None,
+        request: layout_request.Request | str | None,
         custom: custom_layouts.Custom | None = None,
     ) -> None:
         super().recover(_as_request(request, custom=custom))
 
     def run(
-        self, request: attempts.Request | str, cancel: ports.Cancellation, **members: Any
+        self, request: layout_request.Request | str, cancel: ports.Cancellation, **members: Any
     ) -> outcomes.Outcome:
         outcome = super().run(_as_request(request, **members), cancel)
         self.outcomes.append(outcome)
@@ -125,17 +130,19 @@ class AgentInMemory(reconcile.Reconciler):
 
     def check_drift(
         self,
-        request: attempts.Request | str,
+        request: layout_request.Request | str,
         outcome: outcomes.Outcome,
         custom: custom_layouts.Custom | None = None,
     ) -> drift.Action:
         return super().check_drift(_as_request(request, custom=custom), outcome)
 
 
-def _as_request(request: attempts.Request | str | None, **members: Any) -> attempts.Request:
-    if isinstance(request, attempts.Request):
+def _as_request(
+    request: layout_request.Request | str | None, **members: Any
+) -> layout_request.Request:
+    if isinstance(request, layout_request.Request):
         return request
-    return attempts.Request(config=request or "", **members)
+    return layout_request.Request(config=request or "", **members)
 
 
 def new_agent(

@@ -1,25 +1,14 @@
-"""Take over from an interrupted run, and roll back its change without evicting a pod.
+"""Read what an interrupted run or an earlier agent left: journal, record, labels and taint."""
 
-Right after a failure no pod can use the new instances, because the device plugin is paused. Later,
-after a crash or a failed rollback, a pod may use them. So the pods are checked first: if one would
-lose its device, the GPUs stay as they are.
-"""
-
-import contextlib
 import dataclasses
-import functools
-from collections.abc import Sequence
 
 import structlog
 
 from mig_manager import errors
-from mig_manager.agent import attempts
-from mig_manager.agent.phases import host
-from mig_manager.agent.pods import device_usage, pausing, resuming
-from mig_manager.change import change_recorder, rollback
-from mig_manager.core import messages, model, ports, steps
-from mig_manager.core.node import gpu_use, node_object, well_known
-from mig_manager.core.planner import planner
+from mig_manager.agent import node_context
+from mig_manager.agent.pods import device_usage
+from mig_manager.core import messages, model, ports
+from mig_manager.core.node import node_object, well_known
 from mig_manager.core.records import (
     host_copy,
     inferred_requests,
@@ -46,7 +35,7 @@ def shows_change(view: node_object.NodeView) -> bool:
 
 
 def set_aside_unreadable_journal(
-    context: attempts.NodeContext, view: node_object.NodeView
+    context: node_context.NodeContext, view: node_object.NodeView
 ) -> None:
     """Move an invalid journal to another annotation of the Node, and report it.
 
@@ -113,7 +102,7 @@ def _is_outdated(copy: journals.Journal, view: node_object.NodeView) -> bool:
     return is_final or copy.key != published.key
 
 
-def resume_unlisted(context: attempts.NodeContext, view: node_object.NodeView) -> bool:
+def resume_unlisted(context: node_context.NodeContext, view: node_object.NodeView) -> bool:
     """Resume the GPU clients whose deploy label has our paused value, but is in no journal.
 
     At its end, NVIDIA's driver manager writes back the values from its start, also over a label
@@ -195,114 +184,3 @@ def _parse_record(text: str | None) -> requests.RequestRecord | None:
     except ValueError as error:
         _log.warning("request_unreadable", error=str(error))
         return None
-
-
-def can_roll_back(
-    attempt: attempts.Attempt,
-    now: model.ObservedGpus,
-    snapshot: Sequence[model.GpuSnapshot],
-) -> bool:
-    """Return whether a snapshot can be restored without taking a device from a pod.
-
-    Raises:
-        ClusterError: The API refused or does not answer, or kubelet does not.
-        HardwareError: The driver does not list the processes of pods whose devices no GPU has.
-        Superseded: Another layout is requested, or the agent stops.
-    """
-    try:
-        plan = planner.restore(now, snapshot)
-        return not device_usage.name_users(attempt, plan, now)
-    except errors.LayoutError as error:
-        _log.warning("rollback_impossible", error=error.message)
-        return False
-
-
-def restore_persistence(attempt: attempts.Attempt, gpus: model.ObservedGpus) -> None:
-    """Switch on the persistence mode that a killed agent switched off for a reset.
-
-    The journal keeps the GPUs where that fails, is not allowed, or that are unreachable.
-    """
-    uuids = attempt.recorder.journal.gpus.persistent_gpus
-    present = [gpu for gpu in gpus if gpu.uuid in uuids]
-    if present and attempt.deps.reset and attempt.deps.reset.restore_persistence(present):
-        change_recorder.record_persistence(
-            attempt.recorder, [gpu.uuid for gpu in present], is_on=True
-        )
-
-
-def roll_back(attempt: attempts.Attempt) -> str:
-    """Restore the snapshot and the persistence mode in the journal, if no pod is affected.
-
-    Returns:
-        The result as part of a sentence; empty if there was nothing to do.
-    """
-    snapshot = attempt.recorder.journal.gpus.snapshot
-    if not (snapshot or attempt.recorder.journal.gpus.persistent_gpus):
-        return ""
-    try:
-        now = attempt.deps.gpus.observe()
-        attempt.recorder.set_status(observed_gpus=now)
-        restore_persistence(attempt, now)
-        # Instances that others create from now on must not count as the change's.
-        snapshot = planner.trim(now, snapshot)
-        attempt.recorder.set_journal(gpus=attempt.recorder.journal.gpus.with_snapshot(snapshot))
-        change = attempt.transaction(
-            require_unused=functools.partial(device_usage.require_unallocated, attempt.deps)
-        )
-        plan = planner.restore(now, snapshot)
-        if plan.is_empty:
-            return change.conclude(rollback.verify_without_steps(now, snapshot)).message
-        uninterrupted = dataclasses.replace(attempt, cancel=Uninterrupted(attempt.deps))
-        _require_unused(uninterrupted, plan, now)
-        # Else a pod that is bound after the last check could get a device to be destroyed.
-        message = "undoing an interrupted change"
-        tainted = dataclasses.replace(attempt.recorder.journal.node, has_hold_taint=True)
-        attempt.recorder.enter(model.Phase.ROLL_BACK, message, node=tainted)
-        usage = gpu_use.Usage(
-            pods=pausing.await_admission(uninterrupted, attempt.deps.workloads.list()),
-            assigned=None,
-            extra_clients=device_usage.read_extra_clients(attempt.deps),
-        )
-        pausing.pause_clients(uninterrupted, plan, usage)
-        restart = pausing.pause_driver(uninterrupted, plan, usage)
-        try:
-            # From now on kubelet cannot assign a device.
-            _require_unused(uninterrupted, plan, now)
-            # If they cannot be stopped, the GPUs may still be idle.
-            with contextlib.suppress(errors.ConfigError, errors.HostError):
-                host.stop_services(attempt, attempt.deps.service_names(), plan)
-            result = change.roll_back(snapshot, requires_idle=True)
-        finally:
-            # An API failure must not hide the reason; the end of the run resumes the rest.
-            with contextlib.suppress(errors.ClusterError):
-                resuming.resume_advertisers(attempt, restart)
-    except errors.MigManagerError as error:
-        _log.warning("older_rollback_failed", reason=error.reason.value, error=error.message)
-        return f"the interrupted change could not be rolled back: {error.message}"
-    return result.message
-
-
-def _require_unused(attempt: attempts.Attempt, plan: steps.Plan, now: model.ObservedGpus) -> None:
-    pods = device_usage.name_users(attempt, plan, now)
-    if pods:
-        raise errors.DrainError(f"pods use devices that would be removed: {pods}")
-
-
-class Uninterrupted:
-    """Implements ``ports.Cancellation`` for work that no request supersedes, like a rollback."""
-
-    def __init__(self, deps: ports.Dependencies) -> None:
-        self._deps = deps
-
-    def check(self) -> None:
-        """Report that work goes on."""
-        self._deps.telemetry.still_working()
-
-    def wait(self, seconds: float) -> None:
-        """Sleep."""
-        self._deps.telemetry.still_working()
-        self._deps.clock.wait(seconds)
-
-    def pause(self, seconds: float) -> None:
-        """Sleep."""
-        self.wait(seconds)

@@ -1,0 +1,64 @@
+"""What attempts on one node remember of earlier ones, besides the journal."""
+
+import dataclasses
+import math
+from collections.abc import Iterable
+
+from mig_manager.agent import successors
+from mig_manager.core.node import pod_object
+
+_REFUSAL_PAUSE_S = 10.0
+
+
+@dataclasses.dataclass(slots=True)
+class AttemptMemory:
+    """What attempts on one node remember of earlier ones, besides the journal."""
+
+    stuck_uids: frozenset[str] = frozenset()
+    """UIDs of pods that did not stop by the deadline of an earlier pause."""
+    returning: successors.Successors = dataclasses.field(default_factory=successors.Successors)
+    """Where evicted pods return, over the attempts of one drain."""
+    restarted: frozenset[str] = frozenset()
+    """Names of the advertisers with outdated devices that attempts at this request restarted."""
+    checked_ids: frozenset[str] | None = None
+    """The devices that were last withdrawn if no GPU had them; None: to be done."""
+    stopped_services: frozenset[str] = frozenset()
+    """Names of the host services that this process stopped, and has not started since."""
+    _removal_refused_s: float = dataclasses.field(default=-math.inf, init=False)
+
+    def begin_request(self) -> None:
+        """Forget the restarted advertisers and the checked devices of an earlier request."""
+        self.restarted = frozenset()
+        self.checked_ids = None
+
+    def set_checked(self, ids: frozenset[str] | None) -> None:
+        """Remember the devices for which no further withdrawal is sent; None: none."""
+        self.checked_ids = ids
+
+    def add_restarted(self, names: Iterable[str]) -> None:
+        """Remember advertisers that were restarted because of outdated devices."""
+        self.restarted |= frozenset(names)
+
+    def begin_drain(self) -> None:
+        """Forget where the pods of an earlier drain returned."""
+        self.returning = successors.Successors()
+
+    def add_stuck(self, pods: Iterable[pod_object.Pod]) -> None:
+        """Remember pods that did not stop in time."""
+        self.stuck_uids |= {pod.uid for pod in pods}
+
+    def add_stopped_services(self, names: Iterable[str]) -> None:
+        """Remember host services before they are stopped."""
+        self.stopped_services |= frozenset(names)
+
+    def remove_stopped_service(self, name: str) -> None:
+        """Forget a host service that was started."""
+        self.stopped_services -= {name}
+
+    def may_remove_phantoms(self, now_s: float) -> bool:
+        """Return whether to request a removal; a wait asks this more often than it may."""
+        return now_s >= self._removal_refused_s + _REFUSAL_PAUSE_S
+
+    def record_refused_removal(self, now_s: float) -> None:
+        """Remember that the API refused to remove phantom devices."""
+        self._removal_refused_s = now_s

@@ -1,0 +1,115 @@
+"""Roll back the change of an interrupted run without evicting a pod.
+
+Right after a failure no pod can use the new instances, because the device plugin is paused. Later,
+after a crash or a failed rollback, a pod may use them. So the pods are checked first: if one would
+lose its device, the GPUs stay as they are.
+"""
+
+import contextlib
+import dataclasses
+import functools
+from collections.abc import Sequence
+
+import structlog
+
+from mig_manager import errors
+from mig_manager.agent import attempts, intake
+from mig_manager.agent.phases import host
+from mig_manager.agent.pods import device_usage, pausing, resuming
+from mig_manager.change import change_recorder, rollback
+from mig_manager.core import model, steps
+from mig_manager.core.node import gpu_use
+from mig_manager.core.planner import planner
+
+_log = structlog.get_logger()
+
+
+def can_roll_back(
+    attempt: attempts.Attempt,
+    now: model.ObservedGpus,
+    snapshot: Sequence[model.GpuSnapshot],
+) -> bool:
+    """Return whether a snapshot can be restored without taking a device from a pod.
+
+    Raises:
+        ClusterError: The API refused or does not answer, or kubelet does not.
+        HardwareError: The driver does not list the processes of pods whose devices no GPU has.
+        Superseded: Another layout is requested, or the agent stops.
+    """
+    try:
+        plan = planner.restore(now, snapshot)
+        return not device_usage.name_users(attempt, plan, now)
+    except errors.LayoutError as error:
+        _log.warning("rollback_impossible", error=error.message)
+        return False
+
+
+def restore_persistence(attempt: attempts.Attempt, gpus: model.ObservedGpus) -> None:
+    """Switch on the persistence mode that a killed agent switched off for a reset.
+
+    The journal keeps the GPUs where that fails, is not allowed, or that are unreachable.
+    """
+    uuids = attempt.recorder.journal.gpus.persistent_gpus
+    present = [gpu for gpu in gpus if gpu.uuid in uuids]
+    if present and attempt.deps.reset and attempt.deps.reset.restore_persistence(present):
+        change_recorder.record_persistence(
+            attempt.recorder, [gpu.uuid for gpu in present], is_on=True
+        )
+
+
+def roll_back(attempt: attempts.Attempt) -> str:
+    """Restore the snapshot and the persistence mode in the journal, if no pod is affected.
+
+    Returns:
+        The result as part of a sentence; empty if there was nothing to do.
+    """
+    snapshot = attempt.recorder.journal.gpus.snapshot
+    if not (snapshot or attempt.recorder.journal.gpus.persistent_gpus):
+        return ""
+    try:
+        now = attempt.deps.gpus.observe()
+        attempt.recorder.set_status(observed_gpus=now)
+        restore_persistence(attempt, now)
+        # Instances that others create from now on must not count as the change's.
+        snapshot = planner.trim(now, snapshot)
+        attempt.recorder.set_journal(gpus=attempt.recorder.journal.gpus.with_snapshot(snapshot))
+        change = attempt.transaction(
+            require_unused=functools.partial(device_usage.require_unallocated, attempt.deps)
+        )
+        plan = planner.restore(now, snapshot)
+        if plan.is_empty:
+            return change.conclude(rollback.verify_without_steps(now, snapshot)).message
+        uninterrupted = dataclasses.replace(attempt, cancel=intake.Uninterrupted(attempt.deps))
+        _require_unused(uninterrupted, plan, now)
+        # Else a pod that is bound after the last check could get a device to be destroyed.
+        message = "undoing an interrupted change"
+        tainted = dataclasses.replace(attempt.recorder.journal.node, has_hold_taint=True)
+        attempt.recorder.enter(model.Phase.ROLL_BACK, message, node=tainted)
+        usage = gpu_use.Usage(
+            pods=pausing.await_admission(uninterrupted, attempt.deps.workloads.list()),
+            assigned=None,
+            extra_clients=device_usage.read_extra_clients(attempt.deps),
+        )
+        pausing.pause_clients(uninterrupted, plan, usage)
+        restart = pausing.pause_driver(uninterrupted, plan, usage)
+        try:
+            # From now on kubelet cannot assign a device.
+            _require_unused(uninterrupted, plan, now)
+            # If they cannot be stopped, the GPUs may still be idle.
+            with contextlib.suppress(errors.ConfigError, errors.HostError):
+                host.stop_services(attempt, attempt.deps.service_names(), plan)
+            result = change.roll_back(snapshot, requires_idle=True)
+        finally:
+            # An API failure must not hide the reason; the end of the run resumes the rest.
+            with contextlib.suppress(errors.ClusterError):
+                resuming.resume_advertisers(attempt, restart)
+    except errors.MigManagerError as error:
+        _log.warning("older_rollback_failed", reason=error.reason.value, error=error.message)
+        return f"the interrupted change could not be rolled back: {error.message}"
+    return result.message
+
+
+def _require_unused(attempt: attempts.Attempt, plan: steps.Plan, now: model.ObservedGpus) -> None:
+    pods = device_usage.name_users(attempt, plan, now)
+    if pods:
+        raise errors.DrainError(f"pods use devices that would be removed: {pods}")
