@@ -34,7 +34,7 @@ class RepairAttempts:
     attempts: int
     next_s: float  # Unix time before which no other attempt begins
     is_open: bool = False  # whether an attempt is under way
-    problem: str = ""  # why the last attempt failed; empty: it did not
+    problem: str = ""  # why the last counted attempt failed; empty: it did not
 
     def to_data(self) -> dict[str, Any]:
         """Return plain data for JSON."""
@@ -70,9 +70,11 @@ def begin(repairs: Repairs, uuids: Iterable[str], now_s: float) -> Repairs:
     """Begin an attempt for each of some GPUs; forget attempts that are long past."""
     by_gpu = {each.gpu: each for each in repairs if now_s - each.next_s < _FORGET_AFTER_S}
     for uuid in uuids:
-        attempts = by_gpu[uuid].attempts + 1 if uuid in by_gpu else 1
-        next_s = now_s + _PAUSES.delay_s(attempts - 1)
-        by_gpu[uuid] = RepairAttempts(gpu=uuid, attempts=attempts, next_s=next_s, is_open=True)
+        last = by_gpu.get(uuid) or RepairAttempts(gpu=uuid, attempts=0, next_s=now_s)
+        next_s = now_s + _PAUSES.delay_s(last.attempts)
+        by_gpu[uuid] = dataclasses.replace(
+            last, attempts=last.attempts + 1, next_s=next_s, is_open=True
+        )
     return tuple(by_gpu.values())
 
 

@@ -365,6 +365,20 @@ def test_a_refused_reset_restores_the_instances_and_is_reported() -> None:
     ends.assert_restored(rig)
 
 
+def test_a_postponed_repair_keeps_the_message_of_a_failed_one() -> None:
+    rig = repairs.faulty_node()
+    rig.fail_always["reset.reset"] = repairs.REFUSED
+    agent = repairs.agent_of(rig)
+    outcome = repairs.serve(rig, agent)
+    rig.clock.wait(DAY_S / 2)
+    assert agent.check_drift(repairs.LAYOUT, outcome) is drift.Action.RUN
+
+    rig.node.is_unschedulable = True
+
+    assert "only be reset together" in agents.run(rig, repairs.LAYOUT, by=agent).message
+    assert rig.log.count("reset.reset") == 1
+
+
 def test_a_reset_ends_instances_that_the_fault_keeps_undestroyed() -> None:
     rig = repairs.faulty_node()
     before = gpu_values.geometry(rig.gpus)
