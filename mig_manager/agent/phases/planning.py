@@ -128,7 +128,12 @@ def plan_change(
     Raises:
         LayoutError: The layout is impossible on these GPUs.
     """
-    by_pods = usage.use_by_device(attempt.deps.clock.unix_s(), attempt.limits.drain_timeout_s)
+    by_pods = usage.use_by_device(
+        inputs.plan,
+        inputs.gpus,
+        now_s=attempt.deps.clock.unix_s(),
+        within_s=attempt.limits.drain_timeout_s,
+    )
     use = by_pods | collections.Counter(dict.fromkeys(used_ids, gpu_use.IN_USE))
     # Undoing an interrupted change evicts no pod that got a device since.
     undo = planner.restore(inputs.gpus, inputs.restorable)

@@ -139,25 +139,33 @@ class Usage:
             return ""
         return "kubelet lists no device of a running pod, or the pod was started without one"
 
-    def use_by_device(self, now_s: float, within_s: float) -> collections.Counter[str]:
+    def use_by_device(
+        self, plan: steps.Plan, gpus: Collection[model.Gpu], *, now_s: float, within_s: float
+    ) -> collections.Counter[str]:
         """Return how much the loss of each device matters, as for ``planner.plan``.
 
         It is the sum over the pods that are known to have the device: several share one by
-        replicas or a claim. A pod with several devices is evicted once, so each of them has a part
-        of the pod's weight: a plan for the fewest pods is then found more often.
+        replicas or a claim. A pod with several devices is evicted once, so each of those on GPUs
+        that change has a part of the pod's weight: a plan for the fewest pods is then found more
+        often. A pod with a device on a GPU whose mode changes is evicted anyway, so it has none.
 
         A pod that ends within ``within_s`` matters least, unless it is stuck: it has not ended
-        long after its grace period. ``now_s`` is in Unix time.
+        long after its grace period. ``now_s`` is in Unix time. ``plan`` is any plan of the change:
+        all change the same GPUs.
         """
+        changed = {
+            uuid: gpu.uuid
+            for gpu in gpus
+            if gpu.uuid in plan.gpu_uuids
+            for uuid in (gpu.uuid, *gpu.mig_uuids)
+        }
+        whole = {each.gpu_uuid for each in plan.gpus if each.takes_whole_gpu}
         use = collections.Counter[str]()
         for pod, allocated in self._pods_with_allocations():
-            weight = _MUST_STAY if pod.is_mirror or pod.is_kept else IN_USE
-            if pod.is_terminating:
-                is_soon = -_STUCK_AFTER_S <= pod.ends_by_s - now_s <= within_s
-                weight = _ENDS_SOON if is_soon else IN_USE
             ids = allocated.device_ids if allocated else frozenset[str]()
-            ids = ids.union(pod.claimed_ids or ())
-            use.update({one: weight // len(ids) for one in ids})
+            ids = (ids | (pod.claimed_ids or frozenset())) & changed.keys()
+            if whole.isdisjoint(changed[one] for one in ids):
+                use.update(dict.fromkeys(ids, _weight(pod, now_s, within_s) // max(1, len(ids))))
         return use
 
     @property
@@ -326,6 +334,14 @@ class Usage:
         users = (user for each in self.processes.values() for user in each)
         owners = {user.owner for user in users if not gpu_processes.is_releasing_daemon(user)}
         return not owners.isdisjoint(("", f"pod {pod.uid}"))
+
+
+def _weight(pod: pod_object.Pod, now_s: float, within_s: float) -> int:
+    """Return how much the eviction of a pod matters; see ``Usage.use_by_device``."""
+    if pod.is_terminating:
+        is_soon = -_STUCK_AFTER_S <= pod.ends_by_s - now_s <= within_s
+        return _ENDS_SOON if is_soon else IN_USE
+    return _MUST_STAY if pod.is_mirror or pod.is_kept else IN_USE
 
 
 def _of(

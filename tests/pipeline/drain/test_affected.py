@@ -259,7 +259,19 @@ def _add_two(rig: node_rig.NodeRig, device: str) -> None:
 
 
 def _add_wide(rig: node_rig.NodeRig, device: str) -> None:
-    rig.pods.add("wide", devices=frozenset({device, nodes.device(rig, 1, "1g.5gb")}))
+    second = nodes.device(rig, 1, "1g.5gb")
+    rig.pods.add(f"wide-{len(rig.pods)}", devices=frozenset({device, second}))
+
+
+def _add_two_wide(rig: node_rig.NodeRig, device: str) -> None:
+    _add_wide(rig, device)
+    _add_wide(rig, device)
+
+
+def _add_two_with_network_cards(rig: node_rig.NodeRig, device: str) -> None:
+    devices = frozenset({device, "mlx5_0", "mlx5_1", "mlx5_2"})
+    for name in ("first", "second"):
+        rig.pods.add(f"{name}-{device}", devices=devices)
 
 
 def _add_kept(rig: node_rig.NodeRig, device: str) -> None:
@@ -278,18 +290,21 @@ def _add_daemon(rig: node_rig.NodeRig, device: str) -> None:
 
 @pytest.mark.parametrize("start", [0, 3, 6])
 @pytest.mark.parametrize(
-    ("add_cheapest", "add_other", "evictions"),
+    ("add_cheapest", "add_other", "second", "evictions"),
     [
-        pytest.param(_add_one, _add_two, 1, id="the pods share devices"),
-        pytest.param(_add_wide, _add_one, 1, id="a pod loses one of its devices anyway"),
-        pytest.param(_add_daemon, _add_one, 0, id="a change pauses the pod of one device"),
-        pytest.param(_add_two, _add_kept, 2, id="the others forbid their eviction"),
-        pytest.param(_add_two, _add_mirror, 2, id="the others are static"),
+        pytest.param(_add_one, _add_two, "", 1, id="the pods share devices"),
+        pytest.param(_add_one, _add_two_wide, "", 1, id="the others have a device that stays"),
+        pytest.param(_add_one, _add_two_with_network_cards, "", 1, id="others have network cards"),
+        pytest.param(_add_two_wide, _add_one, SECOND_OFF, 2, id="pods lose a device anyway"),
+        pytest.param(_add_daemon, _add_one, "", 0, id="a change pauses the pod of one device"),
+        pytest.param(_add_two, _add_kept, "", 2, id="the others forbid their eviction"),
+        pytest.param(_add_two, _add_mirror, "", 2, id="the others are static"),
     ],
 )
 def test_the_device_is_destroyed_whose_loss_evicts_the_fewest_pods(
     add_cheapest: Callable[[node_rig.NodeRig, str], None],
     add_other: Callable[[node_rig.NodeRig, str], None],
+    second: str,
     evictions: int,
     start: int,
 ) -> None:
@@ -298,7 +313,7 @@ def test_the_device_is_destroyed_whose_loss_evicts_the_fewest_pods(
     for device in sorted(rig.gpus[0].mig_uuids):
         (add_cheapest if device == cheapest else add_other)(rig, device)
 
-    ends.assert_ends(rig, Reason.APPLIED, layout="six", layouts=SIX + SECOND_OFF)
+    ends.assert_ends(rig, Reason.APPLIED, layout="six", layouts=SIX + second)
 
     assert cheapest not in rig.gpus[0].mig_uuids
     assert rig.log.count("workloads.evict") == evictions
