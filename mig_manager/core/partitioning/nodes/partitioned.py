@@ -65,7 +65,9 @@ class AgentState:
     is_rebooting: bool = False  # whether it has rebooted the node for a change
     took_s: float = 0.0  # the last run, by the agent's clock
     config_hash: str = ""  # content hash of that run's layout
-    failed_hash: str = ""  # content hash of the custom layout, if that run failed
+    failed_hash: str = ""
+    """Content hash of the custom layout, if that run failed. For an invalid layout, which no
+    partitioner writes, it is the hash of the annotation."""
     is_own_failure: bool = False  # whether a partitioner requested the failed layout
     is_repeatable: bool = False  # whether the same layout may succeed later
     is_retried: bool = False  # whether the agent retries the failed layout
@@ -190,7 +192,7 @@ def parse(item: Mapping[str, Any]) -> PartitionedNode | None:
 
 
 def _failed_hash(node: fleet_nodes.FleetNode) -> str:
-    """Return the content hash of the custom layout that an agent failed; empty if it did not."""
+    """Return the ``failed_hash`` of a node's agent; empty if its last run did not fail."""
     published, custom = node.status, custom_layouts.Custom.of(node.view)
     has_failed = published is not None and published.state is model.State.FAILED
     if published is None or not has_failed or published.config != well_known.CUSTOM_LAYOUT:
