@@ -14,6 +14,7 @@ from mig_manager.core import messages
 from mig_manager.core.settings import options
 
 _UNRECOGNIZED = "unrecognized arguments: "  # how argparse begins
+_MISSING = "the following arguments are required: "
 EMPTY = "the value is empty; leave it out for the default"
 
 
@@ -144,7 +145,9 @@ class Parser(argparse.ArgumentParser):
         """Raise UsageError with argparse's message."""
         # The flag may have a value behind it or after it: --sort=x, --sort x.
         flag = message.removeprefix(_UNRECOGNIZED).split()[0].partition("=")[0]
-        if hint := _elsewhere(self._program, flag):
+        if message.startswith(_MISSING):
+            message += f"; usage: {help_pages.usage(self._program, self._command)}"
+        elif hint := _elsewhere(self._program, flag):
             message += hint
         elif message.startswith(_UNRECOGNIZED) and flag.startswith("--"):
             names = [each[2:] for each in self._option_string_actions if each.startswith("--")]

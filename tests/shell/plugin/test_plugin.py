@@ -66,6 +66,7 @@ def test_help_exists_for_the_plugin_and_for_each_command(
         (("plan",), 2, "LAYOUT"),
         (("plan",), 2, "' (example: kubectl mig plan all-1g.5gb node-7)."),
         (("status", "-w", "-o", "json"), 2, "--watch shows text"),
+        (("apply",), 2, "required: NODE; usage: kubectl mig apply [OPTION]... [LAYOUT] NODE"),
         (("apply", "gpu-1"), 2, "-f FILE"),
         (("apply", "gpu-1", "all-x"), 2, "comes first: kubectl mig apply all-x gpu-1"),
         (("plan", "gpu-1", "all-x"), 2, "the layout comes first: kubectl mig plan all-x gpu-1"),
