@@ -15,7 +15,7 @@ instances for pods behind it.
 import dataclasses
 import datetime as dt
 import functools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from mig_manager.core import messages, model
 from mig_manager.core.partitioning import demand
@@ -94,8 +94,8 @@ class _Decider:
         self._now = now
         self._history = history
         self._states = desired_states.DesiredStates(index, limits.reserved)
-        self._schedulable = schedulable_pods.SchedulablePods(index, batch, now, history)
-        self._remaining = self._schedulable.others
+        self._schedulable = schedulable_pods.find(index, batch, now=now, history=history)
+        self._remaining: Sequence[int] = self._schedulable.others
         self._feasible = feasible_nodes.FeasibleNodes(
             index, batch, limits.reserved, self._schedulable.assumed
         )
@@ -105,7 +105,7 @@ class _Decider:
     def decision(self, holding: holds.GpuHolds) -> decisions.PartitioningDecision:
         """Return the decision, with the reasons why the remaining pods are not served."""
         unmet: list[decisions.Unmet] = []
-        waits = list(self._schedulable.waiting)
+        waits = [*self._schedulable.waiting]
         causes = waiting.Causes(
             self._index,
             self._feasible,
@@ -136,7 +136,7 @@ class _Decider:
         rank: int,
         why: Callable[[batches.Group, node_sets.NodeSet], waiting.Cause | waiting.Impossible],
     ) -> waiting.Cause | waiting.Impossible:
-        if self._schedulable.is_backed_off(rank):
+        if rank in self._schedulable.backed_off:
             message = "it did not use room on several nodes, and gets none for a while"
             return waiting.Cause(waiting.WaitReason.NOT_SCHEDULED, message)
         unplaced = self._schedulable.unplaced.get(rank, node_sets.EMPTY)
@@ -172,7 +172,7 @@ class _Decider:
         return [
             rank
             for rank in self._remaining
-            if not (self._batch.pods[rank].needs.unknown or self._schedulable.is_backed_off(rank))
+            if not (self._batch.pods[rank].needs.unknown or rank in self._schedulable.backed_off)
         ]
 
     def _serve(

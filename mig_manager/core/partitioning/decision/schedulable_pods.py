@@ -4,8 +4,9 @@ A pod that the scheduler does not place within ``ROOM_TIMEOUT_S`` gets no room o
 long, nor waits for the idle devices of others. Pod affinity, volumes and so on can keep it off.
 """
 
+import dataclasses
 import datetime as dt
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from mig_manager.core.partitioning import demand
 from mig_manager.core.partitioning.batch import assumed_pods, batches
@@ -15,107 +16,174 @@ from mig_manager.core.partitioning.nodes import node_index, node_sets
 _MAX_IGNORED = 2
 """Rooms that a pod does not use before the partitioner waits longer and longer between them."""
 _MAX_DOUBLINGS = 8
+_NEVER = dt.datetime.min.replace(tzinfo=dt.UTC)
 
 
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulablePods:
     """The pods of a batch that the scheduler can place without a further change."""
 
+    waiting: tuple[decisions.WaitingPod, ...]
+    others: tuple[int, ...]  # ranks of the other pods
+    backed_off: frozenset[int]
+    """Ranks of pods that get no new room for now, because they did not use several rooms."""
+    unplaced: Mapping[int, node_sets.NodeSet]
+    """By rank of a pod: nodes where the scheduler did not place it."""
+    assumed: assumed_pods.AssumedPods
+    nominated: node_sets.NodeSet  # nodes on which the scheduler preempts pods
+    room_since: Mapping[str, Mapping[str, dt.datetime]]  # by UID of a pending pod, by node
+    ignored: Mapping[str, decisions.IgnoredRooms]  # by UID of a pending pod
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class _Room:
+    """A node on which the scheduler can place a pod, now or soon."""
+
+    position: int
+    message: str
+    is_idle: bool = False  # whether the devices are there, so that the pod is assumed
+    is_nominated: bool = False
+
+
+def find(
+    index: node_index.NodeIndex,
+    batch: batches.Batch,
+    *,
+    now: dt.datetime,
+    history: past_decisions.History,
+) -> SchedulablePods:
+    """Find the schedulable pods; ``history`` dates their rooms."""
+    finder = _Finder(index, now, history)
+    unused = {
+        rank: since for rank, pod in enumerate(batch.pods) if (since := finder.unused_rooms(pod))
+    }
+    unplaced = {rank: node_sets.of(since) for rank, since in unused.items()}
+    ignored = dict(history.ignored)
+    room_since: dict[str, dict[str, dt.datetime]] = {}
+    for rank, since in unused.items():
+        uid = batch.pods[rank].uid
+        room_since[uid] = {index.nodes[position].name: when for position, when in since.items()}
+        ignored[uid] = _with_rooms(ignored.get(uid), since.values())
+    assumed = assumed_pods.AssumedPods(index)
+    rooms: dict[int, _Room] = {}
+    for rank, pod in enumerate(batch.pods):
+        group = batch.group[rank]
+        room = finder.room(pod, group, unplaced.get(rank, node_sets.EMPTY), assumed)
+        if room is None:
+            continue
+        rooms[rank] = room
+        name = index.nodes[room.position].name
+        room_since.setdefault(pod.uid, {})[name] = finder.kept_since(pod, name)
+        if room.is_idle:
+            assumed.assume(group, room.position)
+    return SchedulablePods(
+        waiting=tuple(
+            decisions.WaitingPod(
+                pod=batch.pods[rank], reason=waiting.WaitReason.SCHEDULER, message=room.message
+            )
+            for rank, room in rooms.items()
+        ),
+        others=tuple(rank for rank in range(len(batch.pods)) if rank not in rooms),
+        backed_off=frozenset(
+            rank
+            for rank, pod in enumerate(batch.pods)
+            if pod.uid in ignored and _is_backed_off(ignored[pod.uid], now)
+        ),
+        unplaced=unplaced,
+        assumed=assumed,
+        nominated=finder.nominated_nodes()
+        | node_sets.of(room.position for room in rooms.values() if room.is_nominated),
+        room_since=room_since,
+        ignored=ignored,
+    )
+
+
+def _with_rooms(
+    before: decisions.IgnoredRooms | None, since: Iterable[dt.datetime]
+) -> decisions.IgnoredRooms:
+    """Return the ignored rooms of a pod with these, as far as they are new."""
+    rooms = before or decisions.IgnoredRooms(count=0, since=_NEVER)
+    for when in since:
+        if when > rooms.since:
+            rooms = decisions.IgnoredRooms(count=rooms.count + 1, since=when)
+    return rooms
+
+
+def _is_backed_off(rooms: decisions.IgnoredRooms, now: dt.datetime) -> bool:
+    pause_s = decisions.ROOM_TIMEOUT_S * (2 ** min(rooms.count, _MAX_DOUBLINGS))
+    return rooms.count >= _MAX_IGNORED and now - rooms.since < dt.timedelta(seconds=pause_s)
+
+
+class _Finder:
+    """Finds the room of a pod by what the last decisions remember."""
+
     def __init__(
-        self,
-        index: node_index.NodeIndex,
-        batch: batches.Batch,
-        now: dt.datetime,
-        history: past_decisions.History,
+        self, index: node_index.NodeIndex, now: dt.datetime, history: past_decisions.History
     ) -> None:
         self._index = index
-        self._batch = batch
         self._now = now
         self._history = history
-        self.assumed = assumed_pods.AssumedPods(index)
-        self.waiting: list[decisions.WaitingPod] = []
-        self.room_since: dict[str, dict[str, dt.datetime]] = {}
-        """By UID of a pending pod, by node."""
-        self.nominated = node_sets.of(
+
+    def nominated_nodes(self) -> node_sets.NodeSet:
+        """Return the nodes on which the scheduler preempts pods for a pod outside the batch."""
+        dates = self._history.nominated_at
+        return node_sets.of(
             position
-            for position, node in enumerate(index.nodes)
+            for position, node in enumerate(self._index.nodes)
             if node.pods.is_nominated
-            and decisions.is_recent(history.nominated_at.get(node.name, now), now=now)
+            and decisions.is_recent(dates.get(node.name, self._now), now=self._now)
         )
-        """Nodes on which the scheduler preempts pods."""
-        self.ignored = dict(history.ignored)
-        self.unplaced = self._find_unplaced()
-        """By rank of a pod: nodes where the scheduler did not place it."""
-        self.others = [rank for rank in range(len(batch.pods)) if not self._keep(rank)]
-        """Ranks of the other pods."""
 
-    def is_backed_off(self, rank: int) -> bool:
-        """Return whether a pod gets no new room for now, because it did not use several rooms."""
-        rooms = self.ignored.get(self._batch.pods[rank].uid)
-        if rooms is None or rooms.count < _MAX_IGNORED:
-            return False
-        pause_s = decisions.ROOM_TIMEOUT_S * (2 ** min(rooms.count, _MAX_DOUBLINGS))
-        return self._now - rooms.since < dt.timedelta(seconds=pause_s)
+    def unused_rooms(self, pod: demand.Pending) -> Mapping[int, dt.datetime]:
+        """Return the nodes where the scheduler did not place a pod, and since when they had room.
 
-    def _keep(self, rank: int) -> bool:
-        pod = self._batch.pods[rank]
-        group = self._batch.group[rank]
-        unplaced = self.unplaced.get(rank, node_sets.EMPTY)
+        A node that is being changed has had no room that a pod could use.
+        """
+        timeout_s = decisions.ROOM_TIMEOUT_S
+        return {
+            position: since
+            for position, since in self._since(pod).items()
+            if not self._index.nodes[position].is_changing
+            and timeout_s < (self._now - since).total_seconds() <= 2 * timeout_s
+        }
+
+    def room(
+        self,
+        pod: demand.Pending,
+        group: batches.Group,
+        unplaced: node_sets.NodeSet,
+        assumed: assumed_pods.AssumedPods,
+    ) -> _Room | None:
+        """Return the room of a pod beside the assumed pods; None if it has none."""
+        nodes = self._index.nodes
         nominated = self._index.position.get(pod.nominated)
         if nominated is not None and nominated not in unplaced:
-            self.nominated |= node_sets.of([nominated])
             message = f"the scheduler preempts pods on node {pod.nominated} for it"
-            self._wait(pod, nominated, message)
-            return True
+            return _Room(position=nominated, message=message, is_nominated=True)
         since = self._since(pod)
         for position, when in since.items():
-            node = self._index.nodes[position]
+            node = nodes[position]
             if node.is_program_change and decisions.is_recent(when, now=self._now):
-                self._wait(pod, position, f"node {node.name} is being changed for it")
-                return True
-        for position in self.assumed.hosts(group, node_sets.of(since)):
+                message = f"node {node.name} is being changed for it"
+                return _Room(position=position, message=message)
+        for position in assumed.hosts(group, node_sets.of(since)):
             if position in unplaced:
                 continue
             if unplaced and position not in since:
                 # What keeps the pod off one node may keep it off other idle devices too, each for
                 # as long as the first one is avoided.
                 break
-            self.assumed.assume(group, position)
-            name = self._index.nodes[position].name
-            self._wait(pod, position, f"node {name} has room: the scheduler will place the pod")
-            return True
-        return False
+            message = f"node {nodes[position].name} has room: the scheduler will place the pod"
+            return _Room(position=position, message=message, is_idle=True)
+        return None
+
+    def kept_since(self, pod: demand.Pending, name: str) -> dt.datetime:
+        """Return since when a node's room is kept for a pod: from now on, or a known time."""
+        since = self._history.room_since.get(pod.uid, {}).get(name, self._now)
+        return since if decisions.is_recent(since, now=self._now) else self._now
 
     def _since(self, pod: demand.Pending) -> Mapping[int, dt.datetime]:
         """Return since when nodes have room for a pod."""
         positions = self._index.position
         since = self._history.room_since.get(pod.uid, {})
         return {positions[name]: when for name, when in since.items() if name in positions}
-
-    def _wait(self, pod: demand.Pending, position: int, message: str) -> None:
-        """Let a pod wait for the scheduler, on a node with room since now or a known time."""
-        name = self._index.nodes[position].name
-        since = self._history.room_since.get(pod.uid, {}).get(name, self._now)
-        if not decisions.is_recent(since, now=self._now):
-            since = self._now
-        self.room_since.setdefault(pod.uid, {})[name] = since
-        reason = waiting.WaitReason.SCHEDULER
-        self.waiting.append(decisions.WaitingPod(pod=pod, reason=reason, message=message))
-
-    def _find_unplaced(self) -> dict[int, node_sets.NodeSet]:
-        """Return the nodes where the scheduler did not place pods; remember these."""
-        unplaced: dict[int, node_sets.NodeSet] = {}
-        for rank, pod in enumerate(self._batch.pods):
-            for position, since in self._since(pod).items():
-                node = self._index.nodes[position]
-                if node.is_changing:
-                    continue  # it has had no room that a pod could use
-                age_s = (self._now - since).total_seconds()
-                if decisions.ROOM_TIMEOUT_S < age_s <= 2 * decisions.ROOM_TIMEOUT_S:
-                    before = self.ignored.get(pod.uid)
-                    if before is None or since > before.since:
-                        count = before.count + 1 if before else 1
-                        self.ignored[pod.uid] = decisions.IgnoredRooms(count=count, since=since)
-                    self.room_since.setdefault(pod.uid, {})[node.name] = since
-                    others = unplaced.get(rank, node_sets.EMPTY)
-                    unplaced[rank] = others | node_sets.of([position])
-        return unplaced

@@ -118,7 +118,7 @@ class Causes:
         available = self._feasible.available
         avoided = (unplaced & index.published) - group.never
         if unplaced:
-            # Nor does the pod wait for the idle devices of other nodes: see ``SchedulablePods``.
+            # Nor does the pod wait for the idle devices of other nodes: see ``schedulable_pods``.
             avoided |= index.ready - available.short(needs.amounts) - group.excluded
         unused = "it had room, and the scheduler did not place the pod"
         yield Cause(WaitReason.NOT_SCHEDULED, unused), avoided
