@@ -126,7 +126,7 @@ def last_run(past: NodeHistory, *, style: bar.Style) -> list[str]:
     if began is None:
         return []
     moments = [moment for moment in past.moments if moment.at and moment.at >= began]
-    return ["\n".join(table(moments, style=style))] if moments else []
+    return ["\n".join(table(moments, style=style))]
 
 
 def table(moments: Iterable[node_moments.Moment], *, style: bar.Style) -> list[str]:

@@ -1,11 +1,15 @@
 """What the partitioner writes, and when: one patch for one decision, by one replica."""
 
+import pathlib
+
 import pytest
 
+from mig_manager import errors
 from mig_manager.core.layout import config, selection
 from mig_manager.core.node import resources, well_known
 from mig_manager.sandbox.apiserver import kinds
 from tests.partitioner.rigs import SOON_S, TERM_S, PartitionerRig
+from tests.rigs import layout_table
 
 
 def test_pending_pod_gets_room_by_one_patch(rig: PartitionerRig) -> None:
@@ -208,3 +212,13 @@ def test_a_base_layout_that_a_node_cannot_have_leaves_its_instances(
     rig.pass_time(200, replica)
 
     assert replica.kube.patches == []
+
+
+def test_a_base_layout_that_its_file_lacks_is_named_at_the_start(
+    rig: PartitionerRig, tmp_path: pathlib.Path
+) -> None:
+    file = tmp_path / "layouts.yaml"
+    file.write_text(layout_table.document(["all-1g.5gb"]))
+
+    with pytest.raises(errors.LayoutError, match="unknown layout 'all-7g"):
+        rig.replica(config_file=str(file), base_layout="all-7g.40gb", merge_back_after_s="60")

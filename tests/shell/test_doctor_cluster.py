@@ -216,6 +216,12 @@ GPU = gpus(a_gpu())
 DRIVER, PLUGIN, MANAGER = a_pod("gpus"), a_pod("nvidia-device-plugin"), a_pod("nvidia-mig-manager")
 DRA = {"pods": (DRIVER,), "allocatable": {}, **GPU}
 STALE = {"allocatable": {"nvidia.com/gpu": frozenset({"GPU-of-yesterday"})}, **GPU}
+SLICED = samples.gpu(samples.A100, "7g.40gb@0")
+WHOLE = {
+    "pods": (PLUGIN,),
+    "allocatable": {"nvidia.com/gpu": frozenset({SLICED.uuid})},
+    **gpus(SLICED),
+}
 ALL_SERVED = "the DRA driver has all devices and no others"
 
 
@@ -257,6 +263,13 @@ def vgpus(mode: str) -> dict[str, object]:
             {**DRA, "slices": (slice_of(a_gpu().uuid),), "pods": (DRIVER, PLUGIN)},
             FAIL,
             "kubelet has 0 allocatable devices",
+        ),
+        ("schedulable-devices", WHOLE, OK, "all devices and no others"),
+        (
+            "schedulable-devices",
+            {**WHOLE, "pods": (dataclasses.replace(PLUGIN, mig_strategy="mixed"),)},
+            FAIL,
+            "1 allocatable devices: 0 exist",
         ),
         ("device-plugin", waiting_pod("other"), FAIL, "no device plugin and no DRA driver on"),
         ("device-plugin", waiting_pod("gpus"), FAIL, "gpu/gpus is not ready (Running)"),

@@ -89,7 +89,8 @@ def hidden(root: pathlib.Path) -> str:
             count += not _stat(process, _FLAGS_FIELD) & _PF_KTHREAD
         except OSError:
             continue
-    return f"not allowed to look into {count} processes (CAP_SYS_PTRACE)" if count else ""
+    processes = "1 process" if count == 1 else f"{count} processes"
+    return f"not allowed to look into {processes} (CAP_SYS_PTRACE)" if count else ""
 
 
 def drm_module(root: pathlib.Path) -> str:

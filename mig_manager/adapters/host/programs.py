@@ -5,6 +5,7 @@ their root. An interpreter of ours calls ``chroot(2)``: an image may lack ``chro
 between fork and exec is not safe beside threads (``subprocess``, ``preexec_fn``).
 """
 
+import contextlib
 import dataclasses
 import os
 import pathlib
@@ -311,7 +312,8 @@ def libraries(root: pathlib.Path) -> Iterator[pathlib.Path]:
 def _cached_libraries(root: pathlib.Path) -> Iterator[str]:
     """Yield the NVML libraries in the loader's cache, as seen from the root."""
     cache = inside(root, _CACHE)
-    try:
+    # If the cache is missing or of another libc, only the folders count.
+    with contextlib.suppress(OSError, ValueError, struct.error):
         data = cache.read_bytes() if cache else b""
         # An older format may come first, for glibc before 2.2.
         data = data[data.index(_CACHE_MAGIC) :]
@@ -321,9 +323,6 @@ def _cached_libraries(root: pathlib.Path) -> Iterator[str]:
             flags, name, path, _, _ = _CACHE_ENTRY.unpack_from(data, at)
             if flags & _CACHE_ARCHITECTURE and _text(data, name) == NVML:
                 yield _text(data, path)
-    except (OSError, ValueError, struct.error):
-        # The cache is missing or of another libc: only the folders count.
-        return
 
 
 def _text(data: bytes, at: int) -> str:

@@ -107,7 +107,7 @@ class PodClaims:
             ClusterError: The API failed. A missing right, claim or version is no error.
         """
         listed = tuple(pods)
-        self._read(pod for pod in listed if pod.has_claims and not pod.is_finished)
+        self._read(pod for pod in listed if not pod.is_finished)
         return self.from_cache(listed)
 
     def from_cache(self, pods: Iterable[pod_object.Pod]) -> pod_object.Pods:

@@ -146,7 +146,8 @@ class ReplayReport:
         if not self.is_opted_in:
             sentences.append("No node is opted in: all are replayed as if they were")
         if self.left_out:
-            sentences.append(f"Left out: {self.left_out} nodes whose GPUs no agent publishes")
+            left_out = messages.count(self.left_out, "node")
+            sentences.append(f"Left out: {left_out} whose GPUs no agent publishes")
         if not self.is_complete:
             sentences.append("The time limit ended the replay early; --replay-limit-s allows more")
         return " ".join(map(messages.with_full_stop, sentences))

@@ -39,6 +39,9 @@ def test_text_has_waits_by_profile_and_namespace_beside_present_layouts(
     assert "as it was 9 of 9 10 s 1.5 min" in lines
     assert "1x 7g.40gb 1 of 1 8 s 8 s 0 placed, mean 38.0 min" in lines
     assert "ci 1 of 1 8 s 8 s 0 placed, mean 5.0 min" in lines
+    (head,) = (line for line in lines if line.startswith("LAYOUTS"))
+    table = lines[lines.index(head) + 1 :]
+    assert table.index("") == 3 + 8  # with the best eight layouts
     assert max(map(len, answer.out.splitlines())) <= 100
 
 
@@ -292,7 +295,7 @@ def test_without_opted_in_nodes_all_are_replayed_and_the_text_says_so(
 
     text = " ".join(answer.out.split())
     assert "No node is opted in: all are replayed as if they were." in text
-    assert "Left out: 1 nodes whose GPUs no agent publishes." in text
+    assert "Left out: 1 node whose GPUs no agent publishes." in text
     assert "partitioner 1 of 1" in text
 
 

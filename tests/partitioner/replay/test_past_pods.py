@@ -172,6 +172,7 @@ def test_prometheus_is_queried_in_parts_of_the_days(
     )
 
     assert replays.rows(answer)["partitioner"]["waits"]["pods"] == 4
+    assert f"querying {url} about 2 days" in answer.err
     assert len(handler.queries) == 8
     begin, end = (float(handler.queries[n][key][0]) for n, key in ((0, "start"), (-1, "end")))
     assert end - begin == pytest.approx(2 * 86400)

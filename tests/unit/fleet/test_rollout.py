@@ -382,9 +382,9 @@ COURSES: dict[str, tuple[dict[str, Any], list[Step]]] = {
     "a change of another rollout that does not end stalls": (
         {},
         [
-            (0, [draining_node("a"), node("b")], "rolling; a to-do, b to-do; unavailable a"),
-            (100, [draining_node("a"), node("b")], "rolling; a to-do, b to-do; unavailable a"),
-            (110, [draining_node("a"), node("b")], "stalled; a to-do, b to-do; unavailable a"),
+            (50, [draining_node("a"), node("b")], "rolling; a to-do, b to-do; unavailable a"),
+            (150, [draining_node("a"), node("b")], "rolling; a to-do, b to-do; unavailable a"),
+            (160, [draining_node("a"), node("b")], "stalled; a to-do, b to-do; unavailable a"),
         ],
     ),
     "a node registered again starts again": (
