@@ -7,7 +7,7 @@ import structlog
 
 from mig_manager import errors, reasons
 from mig_manager.agent import attempts, drift_checks, drift_verdicts, outcomes
-from mig_manager.agent.pods import advertising, device_plugin, device_usage, withdrawing
+from mig_manager.agent.pods import device_plugin, device_usage, schedulability, withdrawing
 from mig_manager.core import model
 from mig_manager.core.node import node_object
 from mig_manager.core.records import node_entries, readiness
@@ -61,7 +61,7 @@ def act(
         applied=attempt.recorder.record.applied_fingerprints,
         view=view,
         is_stale=lambda: bool(
-            advertising.find_stale(attempt, attempt.deps.workloads.present(), gpus)
+            schedulability.find_stale(attempt, attempt.deps.workloads.present(), gpus)
         ),
     )
     match verdict:

@@ -130,13 +130,13 @@ def _steps(attempt: attempts.Attempt) -> outcomes.Outcome:
     host.start_hooks(attempt, change.plan)
     draining.taint(attempt, change)
     change, pod_drain = draining.drain_pods(attempt, change)
-    change, restart = draining.pause_clients(attempt, change, pod_drain)
+    change, paused = draining.pause_clients(attempt, change, pod_drain)
     host.stop_services(attempt, inputs.services, change.plan)
-    gpus = execution.execute(attempt, change, restart)
+    gpus = execution.execute(attempt, change, paused)
     forced = pod_drain.evictions.forced
     notes = [f" Deleted by force: {messages.list_names(forced)}."] if forced else []
     notes += [
         f" Note: {messages.with_full_stop(warning)}"
         for warning in vgpus.host_warnings(gpus, change.plan)
     ]
-    return verification.resume_and_verify(attempt, restart, gpus, notes)
+    return verification.resume_and_verify(attempt, paused, gpus, notes)

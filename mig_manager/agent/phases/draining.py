@@ -12,11 +12,12 @@ from mig_manager import errors, reasons
 from mig_manager.agent import attempts, run_recorder
 from mig_manager.agent.phases import planning, preparing, slots
 from mig_manager.agent.pods import (
-    advertising,
     device_usage,
     dra_driver,
     drain,
     drain_scope,
+    node_advertisers,
+    paused_clients,
     pausing,
 )
 from mig_manager.core import messages, model
@@ -72,7 +73,7 @@ def drain_pods(
 
 def pause_clients(
     attempt: attempts.Attempt, change: planning.PlannedChange, pod_drain: drain.Drain
-) -> tuple[planning.PlannedChange, advertising.Restart]:
+) -> tuple[planning.PlannedChange, paused_clients.PausedClients]:
     """Pause the GPU clients, so that no pod gets a device any more.
 
     Raises:
@@ -89,16 +90,16 @@ def pause_clients(
     change = preparing.follow_pods(attempt, change, now.pods)
     last_drain = dataclasses.replace(pod_drain, scope=change.scope, new_plans=0)
     change = dataclasses.replace(change, usage=last_drain.run(change.usage))
-    restart = pausing.pause_driver(attempt, change.plan, drained)
-    if advertising.DRIVER in restart.advertisers:
+    paused = pausing.pause_driver(attempt, change.plan, drained)
+    if node_advertisers.DRIVER in paused.advertisers:
         # The driver allocates devices until it is paused, and then pods with a device cannot end.
         last_drain.require_done(change.usage)
     attempt.cancel.check()
-    return change, restart
+    return change, paused
 
 
 def drain_whole_node(
-    attempt: attempts.Attempt, change: planning.PlannedChange, restart: advertising.Restart
+    attempt: attempts.Attempt, change: planning.PlannedChange, paused: paused_clients.PausedClients
 ) -> None:
     """Evict every pod with a GPU before a reboot, regardless of the drain policy.
 
@@ -116,7 +117,7 @@ def drain_whole_node(
     clients = change.usage.extra_clients
     usage = device_usage.wait_for_usage(attempt, change.inputs.gpus, None, extra_clients=clients)
     claiming = [pod.key for pod in usage.users(None) if pod.may_claim]
-    if claiming and advertising.DRIVER in restart.advertisers:
+    if claiming and node_advertisers.DRIVER in paused.advertisers:
         raise errors.MigManagerError(
             "while the DRA driver is paused, these pods with ResourceClaims cannot end: "
             f"{messages.list_names(claiming)}; drain the node and reboot it",

@@ -6,7 +6,7 @@ import functools
 from mig_manager import errors, reasons
 from mig_manager.agent import attempts
 from mig_manager.agent.phases import draining, host, planning, preparing, rebooting, rolling_back
-from mig_manager.agent.pods import advertising, device_usage, resuming
+from mig_manager.agent.pods import device_usage, paused_clients, resuming
 from mig_manager.change import transaction
 from mig_manager.core import model
 
@@ -19,7 +19,7 @@ _MID_CHANGE = (
 
 
 def execute(
-    attempt: attempts.Attempt, change: planning.PlannedChange, restart: advertising.Restart
+    attempt: attempts.Attempt, change: planning.PlannedChange, paused: paused_clients.PausedClients
 ) -> model.ObservedGpus:
     """Execute and verify the plan, or roll back; reboot if nothing else helps.
 
@@ -56,12 +56,12 @@ def execute(
             raise
         machine = attempt.deps.reboot
         if machine is None or not rebooting.may_help(attempt, error):
-            _resume_after_failure(attempt, restart, error)
+            _resume_after_failure(attempt, paused, error)
             raise
         failure = rebooting.reboot(
-            attempt, machine, error, lambda: draining.drain_whole_node(attempt, change, restart)
+            attempt, machine, error, lambda: draining.drain_whole_node(attempt, change, paused)
         )
-        _resume_after_failure(attempt, restart, failure)
+        _resume_after_failure(attempt, paused, failure)
         raise failure from error
     return after
 
@@ -88,7 +88,7 @@ def is_resumed_next(attempt: attempts.Attempt, error: errors.MigManagerError) ->
 
 
 def _resume_after_failure(
-    attempt: attempts.Attempt, restart: advertising.Restart, error: errors.MigManagerError
+    attempt: attempts.Attempt, paused: paused_clients.PausedClients, error: errors.MigManagerError
 ) -> None:
     """Resume host services and device plugin, but report the original failure."""
     failed = host.restore(attempt)
@@ -96,4 +96,4 @@ def _resume_after_failure(
         error.add(failed)
     # If the API fails now, the end of the run restores the rest.
     with contextlib.suppress(errors.ClusterError):
-        resuming.resume_advertisers(attempt, restart)
+        resuming.resume_advertisers(attempt, paused)

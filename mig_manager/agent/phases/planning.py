@@ -51,9 +51,7 @@ class PlannedChange:
     inputs: ChangeInputs
     usage: gpu_use.Usage  # who uses the devices; the drain may have brought it up to date
     use: Mapping[str, int]  # how much the plan avoids the loss of each device
-    restores: (
-        model.Snapshots
-    )  # those of ``inputs.restorable`` that the plan restores: all, or none
+    restores: model.Snapshots  # the plan restores all of ``inputs.restorable``, or none
     plan: steps.Plan
 
     @property

@@ -17,7 +17,7 @@ import structlog
 from mig_manager import errors, reasons
 from mig_manager.agent import attempts
 from mig_manager.agent.phases import host, planning
-from mig_manager.agent.pods import advertising, device_usage, dra_driver, pausing, resuming
+from mig_manager.agent.pods import device_usage, dra_driver, pausing, resuming, schedulability
 from mig_manager.core import gpu_processes, steps, timing
 from mig_manager.core.node import pod_object, strategies
 
@@ -43,7 +43,7 @@ def require_possible(
     change = _plan_and_check(attempt, inputs, inputs.plan)
     # Not again later: once the plugin is paused, only an outdated label may show its strategy.
     desired = strategies.gpu_layouts(inputs.gpus, inputs.desired)
-    advertising.require_served(attempt, desired, change.usage.pods)
+    schedulability.require_served(attempt, desired, change.usage.pods)
     if resuming.await_driver(attempt, change.affected_pods, change.usage.pods, inputs.gpus):
         change = _plan_and_check(attempt, inputs, change.plan)
     return _require_unhindered(attempt, change)

@@ -91,7 +91,7 @@ def roll_back(attempt: attempts.Attempt) -> str:
             extra_clients=device_usage.read_extra_clients(attempt.deps),
         )
         pausing.pause_clients(uninterrupted, plan, usage)
-        restart = pausing.pause_driver(uninterrupted, plan, usage)
+        paused = pausing.pause_driver(uninterrupted, plan, usage)
         try:
             # From now on kubelet cannot assign a device.
             _require_unused(uninterrupted, plan, now)
@@ -102,7 +102,7 @@ def roll_back(attempt: attempts.Attempt) -> str:
         finally:
             # An API failure must not hide the reason; the end of the run resumes the rest.
             with contextlib.suppress(errors.ClusterError):
-                resuming.resume_advertisers(attempt, restart)
+                resuming.resume_advertisers(attempt, paused)
     except errors.MigManagerError as error:
         _log.warning("older_rollback_failed", reason=error.reason.value, error=error.message)
         return f"the interrupted change could not be rolled back: {error.message}"

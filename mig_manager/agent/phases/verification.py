@@ -8,7 +8,7 @@ import structlog
 from mig_manager import errors, reasons
 from mig_manager.agent import attempts, outcomes
 from mig_manager.agent.phases import host
-from mig_manager.agent.pods import advertising, resuming
+from mig_manager.agent.pods import node_advertisers, paused_clients, resuming, schedulability
 from mig_manager.core import messages, model
 from mig_manager.core.node import well_known
 
@@ -17,7 +17,7 @@ _log = structlog.get_logger()
 
 def resume_and_verify(
     attempt: attempts.Attempt,
-    restart: advertising.Restart,
+    paused: paused_clients.PausedClients,
     gpus: model.ObservedGpus,
     notes: Sequence[str] = (),
 ) -> outcomes.Outcome:
@@ -31,9 +31,9 @@ def resume_and_verify(
     """
     host.start_services(attempt)
     host.exit_hooks(attempt)
-    resumed = resuming.resume_advertisers(attempt, restart, plugin_config=attempt.plugin_config)
-    _wait_schedulable(attempt, resumed, gpus, "waiting for the new devices to be schedulable")
-    resuming.resume_monitors(attempt, resumed)
+    expected = resuming.resume_advertisers(attempt, paused, plugin_config=attempt.plugin_config)
+    _wait_schedulable(attempt, expected, gpus, "waiting for the new devices to be schedulable")
+    resuming.resume_monitors(attempt, paused)
     return outcomes.success(
         attempt.status,
         reasons.Reason.APPLIED,
@@ -63,25 +63,25 @@ def verify_unchanged(
     )
     attempt.forget_former_layout()
     if unverified or not interrupted.has_only_gpu_entries:
-        restart = resuming.remove_phantoms_as_if_paused(attempt, gpus, snapshot)
+        paused = paused_clients.remove_phantoms_as_if_paused(attempt, gpus, snapshot)
         attempt.transaction().refresh()
-        return resume_and_verify(attempt, restart, gpus)
+        return resume_and_verify(attempt, paused, gpus)
     if is_stale:
         attempt.transaction().refresh()
     # Kubelet still counts the devices that a plugin registered before the GPU was lost.
     returned = attempt.recorder.record.returned_gpus(gpu.uuid for gpu in gpus)
     config_now = attempt.node_labels.get(well_known.PLUGIN_CONFIG_LABEL)
     if attempt.plugin_config not in (None, config_now):
-        restart = resuming.resume_advertisers(
+        expected = resuming.resume_advertisers(
             attempt,
-            resuming.remove_phantoms_as_if_paused(attempt, gpus, unrestored),
+            paused_clients.remove_phantoms_as_if_paused(attempt, gpus, unrestored),
             plugin_config=attempt.plugin_config,
         )
-        _wait_schedulable(attempt, restart, gpus, "waiting for the plugin's new config")
-    elif not advertising.correct_and_check_schedulable(attempt, gpus, returned):
+        _wait_schedulable(attempt, expected, gpus, "waiting for the plugin's new config")
+    elif not schedulability.correct_and_check_schedulable(attempt, gpus, returned):
         attempt.recorder.enter(model.Phase.VERIFY, "waiting for the devices to be schedulable")
-        advertising.wait_schedulable(
-            attempt, advertising.restart_stale(attempt, gpus, returned), gpus
+        schedulability.wait_schedulable(
+            attempt, schedulability.restart_stale(attempt, gpus, returned), gpus
         )
     return outcomes.success(
         attempt.status, reasons.Reason.ALREADY_APPLIED, "is already active", gpus=gpus
@@ -96,11 +96,13 @@ def verify_restored(
     No attempt follows that would report it, so the outcome does, and the label of the applied
     layout is not restored. A newer request, or the end of the agent, ends the wait.
     """
-    advertisers = advertising.find_resumed(attempt.recorder, attempt.node_labels)
+    advertisers = node_advertisers.find_resumed(attempt.recorder, attempt.node_labels)
     if not (advertisers and gpus):
         return outcome
     try:
-        advertising.wait_schedulable(attempt, advertising.Restart(advertisers=advertisers), gpus)
+        schedulability.wait_schedulable(
+            attempt, schedulability.ExpectedAdvertisers(advertisers=advertisers), gpus
+        )
     except errors.Superseded as end:
         _log.info("former_devices_not_verified", why=end.why)
     except (errors.ClusterError, errors.NotReadyError) as error:
@@ -114,7 +116,10 @@ def verify_restored(
 
 
 def _wait_schedulable(
-    attempt: attempts.Attempt, restart: advertising.Restart, gpus: model.ObservedGpus, message: str
+    attempt: attempts.Attempt,
+    expected: schedulability.ExpectedAdvertisers,
+    gpus: model.ObservedGpus,
+    message: str,
 ) -> None:
     attempt.recorder.enter(model.Phase.VERIFY, message)
-    advertising.wait_schedulable(attempt, restart, gpus)
+    schedulability.wait_schedulable(attempt, expected, gpus)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from mig_manager import errors, reasons
 from mig_manager.agent import attempts, node_context, run_recorder
-from mig_manager.agent.pods import advertising, device_listing, dra_driver
+from mig_manager.agent.pods import device_listing, dra_driver, node_advertisers, paused_clients
 from mig_manager.core import messages, model, ports, steps
 from mig_manager.core.node import (
     claims,
@@ -68,19 +68,19 @@ def pause_clients(
 
 def pause_driver(
     attempt: attempts.Attempt, plan: steps.Plan, usage: gpu_use.Usage
-) -> advertising.Restart:
+) -> paused_clients.PausedClients:
     """Pause the DRA driver as ``pause_clients`` pauses the others; return all that are paused.
 
     From now on the scheduler can allocate no device, not even to pods that tolerate the taint.
     """
     _pause(attempt, functools.partial(_choose, usage, plan, is_driver=True))
-    advertisers = advertising.find_awaited(attempt.deps, attempt.recorder)
-    if advertising.DRIVER in advertisers:
+    advertisers = node_advertisers.find_awaited(attempt.deps, attempt.recorder)
+    if node_advertisers.DRIVER in advertisers:
         # Kubelet deletes the slices 30 s after the driver has stopped.
-        advertising.DRIVER.withdraw(attempt.deps)
-    return advertising.Restart(
+        node_advertisers.DRIVER.withdraw(attempt.deps)
+    return paused_clients.PausedClients(
         advertisers=advertisers,
-        old_uids=advertising.uids(usage.pods),
+        old_uids=node_advertisers.uids(usage.pods),
         changed=frozenset(one.gpu_uuid for one in plan.gpus if one.steps),
         labels_with_pods=frozenset(
             key
@@ -93,7 +93,7 @@ def pause_driver(
 
 def record_awaited(recorder: run_recorder.RunRecorder, pods: Iterable[pod_object.Pod]) -> None:
     """Record which advertisers must serve the node again although no deploy label shows it."""
-    awaited = advertising.labels_to_await(pods)
+    awaited = node_advertisers.labels_to_await(pods)
     recorder.set_record(recorder.record.with_awaited(awaited))
 
 
@@ -109,7 +109,7 @@ def record_present(attempt: attempts.Attempt) -> None:
         pods = (pod for pod in attempt.deps.workloads.present() if not pod.is_terminating)
         labels = {
             each.deploy_label
-            for each in advertising.owners(pods)
+            for each in node_advertisers.owners(pods)
             if not each.was_paused(journal.node)
         }
         attempt.recorder.set_record(attempt.recorder.record.without_awaited(labels))
@@ -149,7 +149,7 @@ def _choose(
     listed = client_table.members(pods, usage.extra_clients)
     labels = clients.labels_to_pause(view.labels, plan, usage.extra_clients)
     label_managed = clients.gated_by(pods, labels)
-    every = (*filter(advertising.is_advertiser, pods), *listed)
+    every = (*filter(node_advertisers.is_advertiser, pods), *listed)
     to_delete = {pod.uid: pod for pod in every if pod not in label_managed}
 
     def is_chosen(pod: pod_object.Pod) -> bool:
@@ -177,18 +177,18 @@ def _pause(
         pause = choose(view)
         names = [key.removeprefix(well_known.DEPLOY_LABEL_PREFIX) for key in pause.labels]
         names += [pod.key for pod in pause.to_delete]
-        stopped = advertising.owners((*pause.label_managed, *pause.to_delete))
+        stopped = node_advertisers.owners((*pause.label_managed, *pause.to_delete))
         served = frozenset(
             each
-            for each in advertising.ALL
+            for each in node_advertisers.ALL
             if each in stopped or each.deploy_label in pause.labels or each.was_paused(before.node)
         )
         node = dataclasses.replace(
             before.node,
             paused_labels={**pause.labels, **before.node.paused_labels},
             has_hold_taint=bool(pause.to_delete) or before.node.has_hold_taint,
-            has_plugin=advertising.PLUGIN in served,
-            has_dra_driver=advertising.DRIVER in served,
+            has_plugin=node_advertisers.PLUGIN in served,
+            has_dra_driver=node_advertisers.DRIVER in served,
         )
         return run_recorder.PhaseStart(
             message="pausing " + ", ".join(names or ["nothing"]),

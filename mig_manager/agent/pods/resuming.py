@@ -2,13 +2,13 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterator
 
 import structlog
 
 from mig_manager import errors, reasons
 from mig_manager.agent import attempts, run_recorder
-from mig_manager.agent.pods import advertising, dra_driver
+from mig_manager.agent.pods import dra_driver, node_advertisers, paused_clients, schedulability
 from mig_manager.core import messages, model
 from mig_manager.core.node import client_table, clients, node_object, pod_object, well_known
 from mig_manager.core.records import node_entries
@@ -17,13 +17,16 @@ _log = structlog.get_logger()
 
 
 def resume_advertisers(
-    attempt: attempts.Attempt, restart: advertising.Restart, *, plugin_config: str | None = None
-) -> advertising.Restart:
+    attempt: attempts.Attempt,
+    paused: paused_clients.PausedClients,
+    *,
+    plugin_config: str | None = None,
+) -> schedulability.ExpectedAdvertisers:
     """Resume device plugin and DRA driver with new pods, and with the layout's plugin config.
 
     Returns:
-        ``restart`` with all their pods that may have missed a part of the change, and with those
-        of an advertiser that served the node only since the change began.
+        The advertisers to wait for, also those that served the node only since the change began.
+        All their pods that may have missed a part of the change must be replaced.
 
     Raises:
         ClusterError: The API refused or does not answer.
@@ -31,33 +34,34 @@ def resume_advertisers(
     # A pod that tolerates every taint came back during the change, and is stale too.
     pods = attempt.deps.workloads.list()
     stale = (
-        *filter(advertising.is_advertiser, pods),
-        *client_table.members(pods, restart.extra_clients),
+        *filter(node_advertisers.is_advertiser, pods),
+        *client_table.members(pods, paused.extra_clients),
     )
-    early = tuple(pod for pod in stale if pod.uid not in restart.kept_uids)
+    early = tuple(pod for pod in stale if pod.uid not in paused.kept_uids)
     replaced = tuple(pod for pod in early if not pod.is_terminating)
-    awaited = advertising.labels_to_await(replaced)
+    awaited = node_advertisers.labels_to_await(replaced)
     attempt.recorder.set_record(attempt.recorder.record.with_awaited(awaited))
-    restart = dataclasses.replace(
-        restart,
-        advertisers=restart.advertisers | advertising.owners(replaced),
-        old_uids=restart.old_uids | {pod.uid for pod in early},
+    expected = schedulability.ExpectedAdvertisers(
+        advertisers=paused.advertisers | node_advertisers.owners(replaced),
+        old_uids=paused.old_uids | {pod.uid for pod in early},
+        changed=paused.changed,
     )
+    kept = {node_advertisers.DRIVER} if paused.kept_uids else set()
+    to_restart = [each for each in node_advertisers.ALL if each in expected.advertisers - kept]
     journal = attempt.recorder.journal
-    for each in restart.to_restart:
+    for each in to_restart:
         each.withdraw(attempt.deps)
-    is_paused = not journal.node.paused_labels.keys().isdisjoint(advertising.DEPLOY_LABELS)
+    deploy_labels = node_advertisers.DEPLOY_LABELS
+    is_paused = not journal.node.paused_labels.keys().isdisjoint(deploy_labels)
     if is_paused or journal.node.has_hold_taint or plugin_config:
-        names = " and ".join(f"the {each.name}" for each in restart.to_restart)
+        names = " and ".join(f"the {each.name}" for each in to_restart)
         what = f"restarting {names or 'the device plugin'}"
-        _resume(
-            attempt.recorder, advertising.DEPLOY_LABELS, what=what, plugin_config=plugin_config
-        )
-    advertising.delete(attempt.deps.workloads, replaced)
-    return restart
+        _resume(attempt.recorder, deploy_labels, what=what, plugin_config=plugin_config)
+    node_advertisers.delete(attempt.deps.workloads, replaced)
+    return expected
 
 
-def resume_monitors(attempt: attempts.Attempt, restart: advertising.Restart) -> None:
+def resume_monitors(attempt: attempts.Attempt, paused: paused_clients.PausedClients) -> None:
     """Restore the other deploy labels one by one, and have the operator validate again.
 
     The layout is already active and verified, so a monitor that does not become ready is only a
@@ -66,7 +70,7 @@ def resume_monitors(attempt: attempts.Attempt, restart: advertising.Restart) -> 
     """
     timeout_s = attempt.limits.monitor_timeout_s
     labels = attempt.recorder.journal.node.paused_labels
-    waited_for = [key for key in labels if key in restart.labels_with_pods]
+    waited_for = [key for key in labels if key in paused.labels_with_pods]
     others = labels.keys() - waited_for
     try:
         for key in waited_for:
@@ -90,12 +94,12 @@ def resume_monitors(attempt: attempts.Attempt, restart: advertising.Restart) -> 
     except errors.ClusterError as error:
         _log.warning("monitors_not_waited_for", error=error.message)
     # Feature discovery with a deploy label was restarted already.
-    is_old = clients.DISCOVERY_DEPLOY_LABEL not in restart.labels_with_pods
+    is_old = clients.DISCOVERY_DEPLOY_LABEL not in paused.labels_with_pods
     with _warn_on_error():
         for pod in attempt.deps.workloads.present():
             if clients.is_validator(pod) or (is_old and clients.is_feature_discovery(pod)):
                 with _warn_on_error():
-                    advertising.delete(attempt.deps.workloads, [pod])
+                    node_advertisers.delete(attempt.deps.workloads, [pod])
 
 
 def _resume(
@@ -155,7 +159,7 @@ def await_driver(
         Superseded: Another layout is requested, or the agent stops.
     """
     claiming = [pod for pod in affected if pod.may_claim]
-    if not claiming or not advertising.DRIVER.is_expected(
+    if not claiming or not node_advertisers.DRIVER.is_expected(
         attempt.recorder, attempt.node_labels, pods
     ):
         return False
@@ -163,7 +167,9 @@ def await_driver(
 
     def is_lacking(pods: pod_object.Pods) -> bool:
         is_ready = dra_driver.has_ready(pods)
-        return not is_ready or (needs_slices and advertising.DRIVER.is_stale(attempt.deps, gpus))
+        return not is_ready or (
+            needs_slices and node_advertisers.DRIVER.is_stale(attempt.deps, gpus)
+        )
 
     if not is_lacking(pods):
         return False
@@ -172,7 +178,9 @@ def await_driver(
         attempt.recorder.set_journal(is_draining=False)
         resume_advertisers(
             attempt,
-            remove_phantoms_as_if_paused(attempt, gpus, attempt.recorder.journal.gpus.snapshot),
+            paused_clients.remove_phantoms_as_if_paused(
+                attempt, gpus, attempt.recorder.journal.gpus.snapshot
+            ),
         )
     attempt.recorder.enter(
         model.Phase.RESOLVE, "waiting for the DRA driver, which ends pods' claims"
@@ -188,23 +196,6 @@ def await_driver(
             remedy=dra_driver.remedy_if_kept_away(attempt.node_labels),
         )
     return True
-
-
-def remove_phantoms_as_if_paused(
-    attempt: attempts.Attempt, gpus: model.ObservedGpus, changed: Iterable[model.GpuSnapshot]
-) -> advertising.Restart:
-    """Remove phantom devices; return the advertisers as if they had been paused for a change.
-
-    An up-to-date DRA driver is kept: restarting it would change nothing.
-    """
-    pods = attempt.deps.workloads.list()
-    kept_uids = advertising.DRIVER.current_uids(attempt.deps, gpus, pods)
-    return advertising.Restart(
-        advertisers=advertising.remove_phantoms_and_find(attempt, pods, gpus),
-        old_uids=advertising.uids(pods) - kept_uids,
-        kept_uids=kept_uids,
-        changed=frozenset(gpu.uuid for gpu in changed),
-    )
 
 
 @contextlib.contextmanager

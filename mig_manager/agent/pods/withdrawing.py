@@ -9,7 +9,7 @@ import structlog
 
 from mig_manager import errors
 from mig_manager.agent import node_context
-from mig_manager.agent.pods import advertising, device_advertiser, device_plugin, device_usage
+from mig_manager.agent.pods import device_advertiser, device_plugin, device_usage, node_advertisers
 from mig_manager.core import messages, model, ports
 from mig_manager.core.node import device_ids, node_object
 
@@ -64,10 +64,10 @@ def _restart(deps: ports.Dependencies, gpus: model.ObservedGpus) -> bool:
     pods = deps.workloads.present()
     if device_usage.foreign_managers(deps, pods):
         return False
-    gone_ids = {each: each.destroyed_devices(deps, gpus, pods) for each in advertising.ALL}
+    gone_ids = {each: each.destroyed_devices(deps, gpus, pods) for each in node_advertisers.ALL}
     for advertiser, ids in gone_ids.items():
         if ids:
-            own_pods = advertising.restart_pods(deps, advertiser, pods)
+            own_pods = node_advertisers.restart_pods(deps, advertiser, pods)
             _report(deps.node, advertiser, len(ids), is_restarted=bool(own_pods))
     return None not in gone_ids.values()
 

@@ -5,7 +5,7 @@ import contextlib
 import pytest
 
 from mig_manager import errors, reasons
-from mig_manager.agent.pods import advertising
+from mig_manager.agent.pods import node_advertisers
 from mig_manager.core import model, steps
 from mig_manager.core.node import well_known
 from tests.pipeline.swept_changes import CHANGES, SWEPT
@@ -128,7 +128,7 @@ def test_node_is_restored_after_any_failed_call_and_the_retry_ends_alike(name: s
         assert change.run(rig, agent).state.value == change.end.state, index
         ends.assert_restored(rig)
         assert kept <= rig.pods.keys(), index
-        for key in advertising.DEPLOY_LABELS:
+        for key in node_advertisers.DEPLOY_LABELS:
             assert rig.node.labels.get(key) == before.node.labels.get(key)
         assert rig.pods.has_dra_driver is rig.dra_driver.is_installed, index
         assert bool(rig.pods.plugins) is not rig.dra_driver.is_installed, index
