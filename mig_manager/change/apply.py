@@ -14,7 +14,6 @@ from mig_manager.change import hook_points, local, local_journal, transaction
 from mig_manager.core import gpu_processes, model, ports, steps
 from mig_manager.core.files import checkpoint
 from mig_manager.core.layout import layouts, plans, selection
-from mig_manager.core.node import clients
 from mig_manager.core.planner import planner
 from mig_manager.core.records import journals
 
@@ -281,7 +280,7 @@ class _LockedChange:
         """Return whether pods or processes prevent the rollback of a GPU."""
         try:
             self.deps.pods.require_unused(
-                clients.affected_ids(steps.Plan(gpus=(plan,)), gpus.only({plan.gpu_uuid})), gpus
+                steps.Plan(gpus=(plan,)).affected_ids(gpus.only({plan.gpu_uuid})), gpus
             )
         except errors.GpuInUseError as error:
             if error.reason is not reasons.Reason.IN_USE:

@@ -7,7 +7,6 @@ import structlog
 
 from mig_manager import errors, reasons
 from mig_manager.core import model, ports, steps, timing
-from mig_manager.core.node import clients
 
 _log = structlog.get_logger()
 
@@ -89,7 +88,7 @@ class PlanExecutor:
         device.
         """
         if plan.requires_idle and self.require_unused is not None:
-            self.require_unused(clients.affected_ids(plan, observed), observed)
+            self.require_unused(plan.affected_ids(observed), observed)
         if not plan.requires_idle or self.in_use_timeout_s is None:
             return self.gpus.execute(plan, observed)
         attempt = dataclasses.replace(plan, in_use_timeout_s=0.0)
@@ -114,7 +113,7 @@ class PlanExecutor:
         if self.require_unused is None or not plan.requires_idle:
             return True
         try:
-            self.require_unused(clients.affected_ids(plan, observed), observed)
+            self.require_unused(plan.affected_ids(observed), observed)
         except errors.GpuInUseError as refusal:
             if refusal.message not in error.additions:
                 error.add(refusal.message)

@@ -1,6 +1,7 @@
 """A plan as data: the steps of each GPU, in order, and the instances afterwards."""
 
 import dataclasses
+from collections.abc import Iterable
 from typing import TypeVar
 
 from mig_manager.core import model
@@ -196,6 +197,26 @@ class Plan:
             [step.uuid for step in self.of(DestroyComputeInstance) if step.uuid]
             + [gpu.gpu_uuid for gpu in self.gpus if gpu.takes_whole_gpu]
         )
+
+    @property
+    def destroys_instances(self) -> bool:
+        """Whether it destroys an instance or takes a whole GPU."""
+        return any(gpu.destroys or gpu.takes_whole_gpu for gpu in self.gpus)
+
+    def affected_ids(self, gpus: Iterable[model.Gpu]) -> frozenset[str]:
+        """Return the ids of devices that it destroys or changes, of the observed GPUs.
+
+        That includes a whole GPU if an instance on it is destroyed or its mode changes, because
+        ``mig.strategy=none`` allocates MIG-enabled GPUs whole.
+        """
+        mig_uuids = {gpu.uuid: gpu.mig_uuids for gpu in gpus}
+        ids: set[str] = set(self.destroyed_uuids)
+        for gpu in self.gpus:
+            if gpu.destroys or gpu.takes_whole_gpu:
+                ids.add(gpu.gpu_uuid)
+            if gpu.takes_whole_gpu:
+                ids.update(mig_uuids[gpu.gpu_uuid])
+        return frozenset(ids)
 
 
 def describe(step: Step) -> str:

@@ -5,6 +5,7 @@ import dataclasses
 from mig_manager.catalogue import hardware
 from mig_manager.cli.toolkit import gpu_text
 from mig_manager.core import model
+from mig_manager.core.answers import gpu_answers
 from mig_manager.core.display import bar
 from mig_manager.core.layout import config, layouts, plans, validate
 from tests.rigs.node.local_rig import LocalNode
@@ -120,7 +121,7 @@ def test_a_failed_check_says_how_a_gpu_differs() -> None:
 def test_plan_and_status_as_data_list_steps_and_instances() -> None:
     planned = plans.plan(LocalNode("off").deps.gpus.observe(), layout("first-only")).to_data()
     node = with_layout("first-only")
-    shown = plans.GpuStatus(gpus=node.deps.gpus.observe()).to_data()
+    shown = gpu_answers.status(node.deps.gpus.observe(), None)
 
     assert planned["instances"] == {"destroyed": 0, "created": 1, "kept": 0}
     assert isinstance(planned["gpus"], list)

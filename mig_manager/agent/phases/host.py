@@ -9,7 +9,6 @@ from mig_manager import errors, reasons
 from mig_manager.agent import attempts
 from mig_manager.core import messages, model, steps
 from mig_manager.core.files import service_files
-from mig_manager.core.node import clients
 
 _log = structlog.get_logger()
 
@@ -37,7 +36,7 @@ def running_services(
     Raises:
         HostError: HOST_SERVICE_FAILED or NO_PERMISSION: the init system does not answer.
     """
-    if attempt.deps.services is None or not names or not clients.destroys_instances(plan):
+    if attempt.deps.services is None or not names or not plan.destroys_instances:
         return ()
     return attempt.deps.services.running(names)
 

@@ -11,7 +11,7 @@ from mig_manager.agent import attempts, outcomes
 from mig_manager.agent.phases import rolling_back, targets
 from mig_manager.agent.pods import drain_scope
 from mig_manager.core import messages, model, steps
-from mig_manager.core.node import client_table, clients, gpu_use, pod_object, policies
+from mig_manager.core.node import client_table, gpu_use, pod_object, policies
 from mig_manager.core.planner import planner
 from mig_manager.core.records import gpu_repair
 
@@ -39,7 +39,7 @@ class ChangeInputs:
         """Return which pods the drain for a plan affects."""
         is_whole_node = isinstance(self.rights, drain_scope.Evict) and self.rights.is_whole_node
         return drain_scope.DrainScope(
-            affected=None if is_whole_node else clients.affected_ids(plan, self.gpus),
+            affected=None if is_whole_node else plan.affected_ids(self.gpus),
             rights=self.rights,
         )
 
@@ -135,7 +135,7 @@ def plan_change(
     use = by_pods | collections.Counter(dict.fromkeys(used_ids, gpu_use.IN_USE))
     # Undoing an interrupted change evicts no pod that got a device since.
     undo = planner.restore(inputs.gpus, inputs.restorable)
-    is_used = bool(usage.users(clients.affected_ids(undo, inputs.gpus)))
+    is_used = bool(usage.users(undo.affected_ids(inputs.gpus)))
     restores = () if is_used else inputs.restorable
     plan = _plan(inputs.target, inputs.gpus, restores, use)
     return PlannedChange(inputs=inputs, usage=usage, use=use, restores=restores, plan=plan)

@@ -12,7 +12,6 @@ from mig_manager.agent.pods import device_listing, dra_driver, drain_scope
 from mig_manager.core import messages, model, ports, steps, timing
 from mig_manager.core.node import (
     client_table,
-    clients,
     device_ids,
     gpu_use,
     mig_managers,
@@ -117,7 +116,7 @@ def name_users(attempt: attempts.Attempt, plan: steps.Plan, gpus: model.Observed
 
     Raises as ``wait_for_usage``.
     """
-    affected = clients.affected_ids(plan, gpus)
+    affected = plan.affected_ids(gpus)
     clients_of_owner = read_extra_clients(attempt.deps)
     usage = wait_for_usage(attempt, gpus, affected, extra_clients=clients_of_owner)
     return usage.describe_users(usage.users(affected))

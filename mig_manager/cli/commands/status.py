@@ -1,6 +1,5 @@
 """``mig-manager status``."""
 
-import dataclasses
 import pathlib
 
 from mig_manager.cli import gpu_settings
@@ -61,7 +60,7 @@ def run(settings: Settings, terminal: console.Console) -> int:
     """Show the GPUs, once or until q is pressed."""
     from mig_manager.cli import gpu_command
     from mig_manager.cli.toolkit import gpu_text
-    from mig_manager.core.layout import plans
+    from mig_manager.core.answers import gpu_answers
 
     command = gpu_command.GpuCommand(settings, terminal)
     if settings.simulated_event:
@@ -69,12 +68,12 @@ def run(settings: Settings, terminal: console.Console) -> int:
 
         simulated_events.simulate(settings.simulated_event, settings.gpus.simulate_state)
     if not settings.is_watched:
-        result = plans.GpuStatus(gpus=command.observe())
-        if settings.output_format is not node_settings.OutputFormat.TEXT:
-            result = dataclasses.replace(result, processes=command.processes())
+        gpus = command.observe()
+        is_text = settings.output_format is node_settings.OutputFormat.TEXT
+        processes = None if is_text else command.processes()
         return command.answer(
-            result.to_data,
-            lambda: gpu_text.status(result, is_wide=command.is_wide, style=command.style),
+            lambda: gpu_answers.status(gpus, processes),
+            lambda: gpu_text.status(gpus, processes, is_wide=command.is_wide, style=command.style),
         )
     from mig_manager.cli.toolkit import live
     from mig_manager.core.node import pod_object
@@ -84,7 +83,8 @@ def run(settings: Settings, terminal: console.Console) -> int:
 
     def refresh() -> live.View:
         text, lines = gpu_text.live_status(
-            plans.GpuStatus(gpus=command.observe(), processes=command.processes()),
+            command.observe(),
+            command.processes(),
             pods=pod_object.by_device(kubelet.assigned_devices() if kubelet else ()),
             changed_by=command.changed_by(),
             is_wide=command.is_wide,

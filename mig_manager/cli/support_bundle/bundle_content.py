@@ -24,8 +24,9 @@ from mig_manager.cli import registry
 from mig_manager.cli.doctor import doctor_facts, doctor_report, doctor_settings, examination
 from mig_manager.cli.support_bundle import redaction
 from mig_manager.cli.toolkit import console, gpu_text, parser
+from mig_manager.core import gpu_processes
+from mig_manager.core.answers import gpu_answers
 from mig_manager.core.display import bar
-from mig_manager.core.layout import plans
 from mig_manager.core.settings import host_settings, options
 
 MANIFEST = "manifest.json"
@@ -132,10 +133,9 @@ def _sources(
             raise doctor_facts.NotAskedError(f"no pod of an agent on node {name}")
         return listed
 
-    def status() -> plans.GpuStatus:
+    def processes() -> gpu_processes.Processes | None:
         inspection = facts.inspection.if_known()
-        processes = dict(inspection.processes) if inspection else None
-        return plans.GpuStatus(gpus=facts.gpus.get(), processes=processes)
+        return dict(inspection.processes) if inspection else None
 
     def journal_of(selection: tuple[str, ...]) -> str:
         if node.gpus.is_simulated:
@@ -144,8 +144,12 @@ def _sources(
 
     return {
         "versions.json": lambda: _json(_versions(facts)),
-        "status.json": lambda: console.render_answer(status().to_data()),
-        "status.txt": lambda: gpu_text.status(status(), is_wide=True, style=_PLAIN),
+        "status.json": lambda: console.render_answer(
+            gpu_answers.status(facts.gpus.get(), processes())
+        ),
+        "status.txt": lambda: gpu_text.status(
+            facts.gpus.get(), processes(), is_wide=True, style=_PLAIN
+        ),
         "doctor.json": lambda: console.render_answer(diagnosis.get().to_data()),
         "doctor.txt": lambda: doctor_report.table(diagnosis.get(), style=_PLAIN),
         "settings.json": lambda: _json(_settings(agents.if_known(), environ)),

@@ -3,7 +3,7 @@
 import collections
 from collections.abc import Iterable, Mapping, Sequence
 
-from mig_manager.core import messages, model, profile_name, steps
+from mig_manager.core import gpu_processes, messages, model, profile_name, steps
 from mig_manager.core.display import bar, picture, tables
 from mig_manager.core.layout import plans
 from mig_manager.core.node import strategies
@@ -13,19 +13,25 @@ _MAX_UUIDS = 2  # that a picture shows, each of 40 characters
 NO_GPU = "This node has no NVIDIA GPU."
 
 
-def status(result: plans.GpuStatus, *, is_wide: bool, style: bar.Style) -> str:
+def status(
+    gpus: model.ObservedGpus,
+    processes: gpu_processes.Processes | None,
+    *,
+    is_wide: bool,
+    style: bar.Style,
+) -> str:
     """Draw every GPU; wide: also its instances with ids and UUIDs, and the processes using it."""
-    if not result.gpus:
+    if not gpus:
         return NO_GPU
-    missing = _problems(gpu_recovery.sentences(result.gpus), style)
+    missing = _problems(gpu_recovery.sentences(gpus), style)
     if not is_wide:
-        return "\n\n".join([picture.draw_gpus(result.gpus, style=style), *missing])
+        return "\n\n".join([picture.draw_gpus(gpus, style=style), *missing])
     blocks = []
-    for gpu in result.gpus:
+    for gpu in gpus:
         lines = [picture.draw_gpus([gpu], style=style), *_instances(gpu, style)]
         lines += [
             style.fit(f"    in use by {process}", further="      ")
-            for process in (result.processes or {}).get(gpu.uuid, ())
+            for process in (processes or {}).get(gpu.uuid, ())
         ]
         blocks.append("\n".join(lines))
     return "\n\n".join([*blocks, *missing])
@@ -55,7 +61,8 @@ def slices(gpus: Iterable[model.Gpu]) -> str:
 
 
 def live_status(
-    result: plans.GpuStatus,
+    gpus: model.ObservedGpus,
+    processes: gpu_processes.Processes | None,
     *,
     pods: Mapping[str, Sequence[str]],
     changed_by: str,
@@ -65,7 +72,8 @@ def live_status(
     """Draw every GPU with its users and the process that is changing it.
 
     Args:
-        result: The GPUs and their processes.
+        gpus: The GPUs.
+        processes: Their processes; None: unknown.
         pods: The pods that kubelet knows, by the UUID of their device.
         changed_by: The process that is changing the GPUs; empty without one.
         is_wide: Whether to draw ids, UUIDs and every process.
@@ -77,11 +85,11 @@ def live_status(
     change = f"{changed_by} is changing the GPUs" if changed_by else "no change is under way"
     lines = {"change": change}
     blocks = [style.fit(f"{change[0].upper()}{change[1:]}."), ""]
-    blocks += [status(result, is_wide=is_wide, style=style), ""]
-    for gpu in result.gpus:
+    blocks += [status(gpus, processes, is_wide=is_wide, style=style), ""]
+    for gpu in gpus:
         devices = (gpu.uuid, *gpu.mig_uuids)
         names = [pod for device in devices for pod in pods.get(device, ())]
-        names += [str(each) for each in (result.processes or {}).get(gpu.uuid, ())]
+        names += [str(each) for each in (processes or {}).get(gpu.uuid, ())]
         users = messages.list_names(list(dict.fromkeys(names)), limit=messages.MAX_AT_A_TERMINAL)
         name = f"GPU {gpu.index}"
         lines[name] = f"{name}: {slices([gpu])}, " + (f"in use by {users}" if users else "idle")

@@ -143,6 +143,18 @@ def gpu(observed: model.Gpu) -> "Gpu":
     }
 
 
+def status(gpus: model.ObservedGpus, processes: gpu_processes.Processes | None) -> "Status":
+    """Return the GPUs of a node, with their processes; None: unknown."""
+    users_of = {
+        uuid: [process(each) for each in users] for uuid, users in (processes or {}).items()
+    }
+    return {
+        "kind": "Status",
+        "gpus": [{**gpu(each), "processes": users_of.get(each.uuid)} for each in gpus],
+        "unreachable_gpus": [unreachable(each) for each in gpus.unreachable],
+    }
+
+
 def unreachable(observed: model.UnreachableGpu) -> "UnreachableGpu":
     """Return a GPU that could not be observed; unknown facts are null."""
     return {

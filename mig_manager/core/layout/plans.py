@@ -1,4 +1,4 @@
-"""The results of the commands status, plan, assert and apply: GPUs, a plan, the changes made.
+"""The results of the commands plan, assert and apply: a plan, and the changes made.
 
 ``plan``, ``apply`` and ``assert`` use the same planner, so they agree on what "applied" means.
 """
@@ -10,30 +10,8 @@ from mig_manager.core import gpu_processes, model, steps
 from mig_manager.core.answers import gpu_answers, plan_answers
 from mig_manager.core.files import yaml_diagnostics
 from mig_manager.core.layout import layouts, selection
-from mig_manager.core.node import clients, strategies
+from mig_manager.core.node import strategies
 from mig_manager.core.planner import planner, vgpus
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class GpuStatus:
-    """The GPUs of a node, with their processes."""
-
-    gpus: model.ObservedGpus
-    processes: gpu_processes.Processes | None = None  # None: unknown
-
-    def to_data(self) -> "gpu_answers.Status":
-        """Return plain data for JSON and YAML."""
-        processes = {
-            uuid: [gpu_answers.process(each) for each in users]
-            for uuid, users in (self.processes or {}).items()
-        }
-        return {
-            "kind": "Status",
-            "gpus": [
-                {**gpu_answers.gpu(gpu), "processes": processes.get(gpu.uuid)} for gpu in self.gpus
-            ],
-            "unreachable_gpus": [gpu_answers.unreachable(gpu) for gpu in self.gpus.unreachable],
-        }
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +54,7 @@ class Planned:
     @property
     def affected(self) -> frozenset[str]:
         """The ids of devices to be destroyed or changed."""
-        return clients.affected_ids(self.plan, self.gpus)
+        return self.plan.affected_ids(self.gpus)
 
     @property
     def evicted(self) -> tuple[str, ...]:

@@ -1,8 +1,8 @@
-"""GPU clients: pods that a plan affects, daemons to pause for it, and how to recognise them."""
+"""GPU clients: the daemons to pause for a plan, and how to recognise them."""
 
 from collections.abc import Collection, Iterable, Mapping
 
-from mig_manager.core import model, steps
+from mig_manager.core import steps
 from mig_manager.core.node import client_table, pod_object, well_known
 
 DISCOVERY_DEPLOY_LABEL = well_known.DEPLOY_LABEL_PREFIX + "gpu-feature-discovery"
@@ -35,22 +35,6 @@ PAUSED_LABELS = frozenset(
     well_known.DEPLOY_LABEL_PREFIX + operand for operand in _ENUMERATE_AT_START + _HOLD_DEVICES
 )
 """Deploy labels that a change may pause; a DaemonSet may select its nodes by another one."""
-
-
-def affected_ids(plan: steps.Plan, gpus: Iterable[model.Gpu]) -> frozenset[str]:
-    """Return the ids of devices that the plan destroys or changes.
-
-    That includes a whole GPU if an instance on it is destroyed or its mode changes, because
-    ``mig.strategy=none`` allocates MIG-enabled GPUs whole.
-    """
-    by_uuid = {gpu.uuid: gpu for gpu in gpus}
-    ids: set[str] = set(plan.destroyed_uuids)
-    for gpu_plan in plan.gpus:
-        if gpu_plan.destroys or gpu_plan.takes_whole_gpu:
-            ids.add(gpu_plan.gpu_uuid)
-        if gpu_plan.takes_whole_gpu:
-            ids.update(by_uuid[gpu_plan.gpu_uuid].mig_uuids)
-    return frozenset(ids)
 
 
 def is_device_plugin(pod: pod_object.Pod) -> bool:
@@ -88,11 +72,6 @@ def is_validator(pod: pod_object.Pod) -> bool:
     return pod.labels.get("app") in _VALIDATORS and pod.owner_kind in _OF_OPERATOR
 
 
-def destroys_instances(plan: steps.Plan) -> bool:
-    """Return whether the plan destroys an instance or changes a mode."""
-    return any(gpu_plan.destroys or gpu_plan.takes_whole_gpu for gpu_plan in plan.gpus)
-
-
 def labels_to_pause(
     labels: Mapping[str, str],
     plan: steps.Plan,
@@ -107,7 +86,7 @@ def labels_to_pause(
     In the order of the resume. A monitor that starts at the same time as the device plugin can
     hang the driver. One that starts before its data source fails.
     """
-    operands = _ENUMERATE_AT_START + (_HOLD_DEVICES if destroys_instances(plan) else ())
+    operands = _ENUMERATE_AT_START + (_HOLD_DEVICES if plan.destroys_instances else ())
     keys = [well_known.DEPLOY_LABEL_PREFIX + operand for operand in operands]
     keys += [client.deploy_label for client in extra_clients if client.deploy_label]
     return {key: "true" for key in keys if labels.get(key) in ("true", well_known.PAUSED_VALUE)}

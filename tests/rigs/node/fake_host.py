@@ -6,7 +6,6 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from mig_manager import errors, reasons
 from mig_manager.core import model, ports, steps
 from mig_manager.core.files import hook_files, service_files
-from mig_manager.core.node import clients
 from tests.rigs.node import driver_rules, fake_cluster, gpu_values
 
 
@@ -29,7 +28,7 @@ class FakeGpus(fake_cluster.FakePort):
     def execute(self, plan: steps.Plan, observed: Sequence[model.Gpu] = ()) -> model.ObservedGpus:
         self._rig.record_call("gpus.execute")
         users = self._rig.driver.clients if plan.requires_idle else ""
-        if clients.destroys_instances(plan):
+        if plan.destroys_instances:
             users += ", ".join(name for name, is_on in self._rig.host.services.items() if is_on)
         if users:
             raise errors.GpuInUseError(f"GPU 0 is in use by {users}")

@@ -44,12 +44,12 @@ def test_a_plan_affects_the_destroyed_devices_and_the_whole_gpu() -> None:
     fewer = gpu_values.with_desired(gpus, desired_gpu("1g.5gb", "3g.20gb"))
     only_creates = plan_to(fewer, "1g.5gb", "2g.10gb", "3g.20gb")
     assert only_creates.steps
-    assert clients.affected_ids(only_creates, fewer) == frozenset()
+    assert only_creates.affected_ids(fewer) == frozenset()
     assert gpu_use.Usage(pods=(pod(),), assigned=None).users(frozenset()) == ()
 
-    assert gpus[0].uuid in clients.affected_ids(plan_to(gpus, *LESS), gpus)
+    assert gpus[0].uuid in plan_to(gpus, *LESS).affected_ids(gpus)
     off = planner.plan(gpus, {gpus[0].uuid: model.DesiredGpu(mode=model.MigMode.DISABLED)})
-    assert clients.affected_ids(off, gpus) == {gpus[0].uuid, *gpus[0].mig_uuids}
+    assert off.affected_ids(gpus) == {gpus[0].uuid, *gpus[0].mig_uuids}
 
 
 def test_reset_affects_the_devices_of_a_gpu_known_by_its_last_layout() -> None:
@@ -57,7 +57,7 @@ def test_reset_affects_the_devices_of_a_gpu_known_by_its_last_layout() -> None:
     reset = model.RecoveryAction.GPU_RESET
     lost = dataclasses.replace(gpu, is_remembered=True, recovery_action=reset)
     plan = planner.repair((lost,), (lost.snapshot,))
-    assert clients.affected_ids(plan, (lost,)) == {gpu.uuid, *gpu.mig_uuids}
+    assert plan.affected_ids((lost,)) == {gpu.uuid, *gpu.mig_uuids}
 
 
 # -- daemons ----------------------------------------------------------------------------------
