@@ -82,7 +82,7 @@ def dra_stage(where: clusters.Cluster, folder: pathlib.Path) -> Iterator[agent_s
     with clusters.stage(where, folder) as stage, contextlib.ExitStack() as exits:
         exits.callback(delete_all, stage.api, CLAIMS)
         exits.callback(delete_all, stage.api, SLICES)
-        stage.assert_ends("all-1g.5gb")
+        stage.apply_layout("all-1g.5gb")
         labels = {well_known.PLUGIN_DEPLOY_LABEL: "false", claims.DEPLOY_LABEL: "true"}
         stage.cluster.patch(
             cluster_view.WatchedKind.NODE, stage.node(), {"metadata": {"labels": labels}}

@@ -47,7 +47,7 @@ def test_operators_rights_suffice_for_a_layout_that_evicts_no_pod(
         # On no node, where the agent would take it for another manager.
         pod = stage.api.post(f"{namespace}/pods", operator_pod.POD)
 
-        stage.assert_ends(LAYOUT)
+        stage.apply_layout(LAYOUT)
 
         config_maps = f"{namespace}/configmaps"
 
@@ -81,7 +81,7 @@ def test_a_layout_that_must_evict_fails_cleanly_with_operators_rights(
         stage.run_pods(clusters.TRAIN)
         devices, before = stage.devices_by_pod(), stage.gpus.observe()
 
-        status = stage.failure(LAYOUT)
+        status = stage.fail_to_apply(LAYOUT)
 
         assert status["reason"] == "Forbidden"
         assert "default/train (the agent may not evict it" in status["message"]
@@ -121,7 +121,7 @@ def test_nothing_is_touched_beside_the_operators_own_manager(
         stage.api.post(pods, manager)
         before = stage.gpus.observe()
 
-        status = stage.failure(LAYOUT)
+        status = stage.fail_to_apply(LAYOUT)
 
         assert status["reason"] == "ForeignManager"
         named = f"{operator_pod.NAMESPACE}/{name} (NVIDIA's mig-manager)"

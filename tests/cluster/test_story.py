@@ -70,12 +70,12 @@ def test_a_new_node_is_not_ready_and_tainted_until_its_layout_is_verified(
         stage.wait(lambda: ready(stage).get("reason") == "NoLayoutRequested", "the condition")
         stage.api.patch(NODE_PATH, {"spec": {"taints": taints}})
 
-        stage.failure("no-such-layout")
+        stage.fail_to_apply("no-such-layout")
         stage.wait(lambda: ready(stage).get("reason") == "UnknownConfig", "the condition")
         assert ready(stage)["status"] == "False"
         assert {each["key"] for each in stage.node()["spec"]["taints"]} >= {STARTUP}
 
-        stage.assert_ends("all-1g.5gb")
+        stage.apply_layout("all-1g.5gb")
 
         stage.wait(lambda: ready(stage)["reason"] == "LayoutVerified", "the condition")
         assert ready(stage)["status"] == "True"
@@ -103,7 +103,7 @@ def test_a_drain_that_is_interrupted_restores_everything(
             stage.wait(lambda: stage.status().get("state") == "failed", "a terminal state")
             assert stage.status()["reason"] == "Interrupted"
         else:
-            stage.assert_ends("all-disabled")
+            stage.apply_layout("all-disabled")
 
         assert "train" in stage.workloads()
         stage.assert_restored()
@@ -155,13 +155,13 @@ def test_a_label_that_changes_after_the_watch_was_lost_for_good_is_served(
     where_in_depth: clusters.Cluster, tmp_path: pathlib.Path
 ) -> None:
     with clusters.stage(where_in_depth, tmp_path) as stage:
-        stage.assert_ends("all-1g.5gb")
+        stage.apply_layout("all-1g.5gb")
         # A later write of the agent would be newer than the versions that expire. The condition
         # is its last one.
         stage.wait(lambda: ready(stage).get("status") == "True", "a node that is ready")
 
         where_in_depth.expire_watches()
-        stage.assert_ends("all-2g.10gb")
+        stage.apply_layout("all-2g.10gb")
 
         stage.wait(lambda: has_lost_its_watch(stage), "the end of the watch")
 
@@ -199,7 +199,7 @@ def test_writers_of_taints_do_not_lose_each_others_changes(
         writer = threading.Thread(target=tag_until_ended, args=(stage.api,))
         writer.start()
         try:
-            stage.assert_ends("all-1g.5gb")
+            stage.apply_layout("all-1g.5gb")
         finally:
             is_over.set()
             writer.join()

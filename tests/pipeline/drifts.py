@@ -5,8 +5,6 @@ import dataclasses
 from mig_manager.core import model
 from tests.rigs.node import node_rig
 
-LAYOUT = "all-balanced"
-
 
 def tamper(rig: node_rig.NodeRig) -> tuple[model.Gpu, ...]:
     """Destroy the first instance of the first GPU; return what there was."""

@@ -9,7 +9,6 @@ from mig_manager.core.settings import node_settings
 from tests.pipeline import agent_loop
 from tests.rigs.node import agents, fakes, gpu_values, inboxes, node_rig, nodes
 
-LAYOUT, OTHER = "all-balanced", "all-1g.5gb"
 RESET = {"repair": node_settings.RepairPolicy.RESET}
 REFUSED = errors.HostError(
     "GPU 0 can only be reset together with GPU 1", reason=reasons.Reason.RESET_REQUIRED
@@ -28,7 +27,7 @@ def stuck_node() -> node_rig.NodeRig:
     """Return a busy node with a verified layout, whose GPU 0 now answers only to a reset."""
     rig = nodes.busy_node()
     rig.resets.are_available = True
-    agents.run(rig, LAYOUT, by=agent_of(rig))
+    agents.run(rig, "all-balanced", by=agent_of(rig))
     break_gpus(rig, 0)
     rig.driver.lost.add(rig.gpus[0].uuid)
     rig.forget_past()
@@ -50,8 +49,8 @@ def agent_of(rig: node_rig.NodeRig, **options: Any) -> agents.AgentInMemory:
 def begun(rig: node_rig.NodeRig, **options: Any) -> agents.AgentInMemory:
     """Return an agent that has verified the layout, and runs the repair next."""
     agent = agent_of(rig, **options)
-    outcome = agents.run(rig, LAYOUT, by=agent)
-    assert agent.check_drift(LAYOUT, outcome) is drift.Action.RUN
+    outcome = agents.run(rig, "all-balanced", by=agent)
+    assert agent.check_drift("all-balanced", outcome) is drift.Action.RUN
     return agent
 
 
@@ -59,7 +58,7 @@ def serve(rig: node_rig.NodeRig, by: agents.AgentInMemory | None = None) -> outc
     """Let an agent take over, and repair what it finds at the next drift check."""
     configs = fakes.FakeConfig(agents.CONFIG)
     agent = by or agent_of(rig, configs=configs)
-    agent_loop.request(rig, LAYOUT)
+    agent_loop.request(rig, "all-balanced")
     pauses_s: list[float] = []
 
     def check(pause: inboxes.Pause) -> None:
@@ -85,4 +84,4 @@ def message(rig: node_rig.NodeRig) -> str:
 def request_other(
     rig: node_rig.NodeRig, by: agents.AgentInMemory, *, attempt: int = 1
 ) -> outcomes.Outcome:
-    return agents.run(rig, OTHER, by=by, is_new=attempt == 1, attempt=attempt)
+    return agents.run(rig, "all-1g.5gb", by=by, is_new=attempt == 1, attempt=attempt)

@@ -22,7 +22,9 @@ class Change(NamedTuple):
     make: Callable[[], node_rig.NodeRig]
     layout: str
     was: str | None = None  # the layout that is applied before
-    custom: custom_layouts.Custom | None = None  # where it is this, the GPUs end with ``LAYOUT``
+    custom: custom_layouts.Custom | None = (
+        None  # where it is this, the GPUs end with "one-slice-changed"
+    )
     is_refused: bool = False
     """Whether the driver or a pod prevents it, so that the GPUs end as they were."""
     evicted: frozenset[str] = frozenset()  # the pods that it evicts
@@ -36,7 +38,7 @@ class Change(NamedTuple):
     @property
     def after(self) -> layout_table.Gpus:
         """The GPUs once the layout is active."""
-        return layout_table.gpus_with(agents.LAYOUT if self.custom else self.layout)
+        return layout_table.gpus_with("one-slice-changed" if self.custom else self.layout)
 
     @property
     def other(self) -> "NodeEnd":
@@ -107,8 +109,8 @@ STRUCK_TWICE: Mapping[str, Change] = {
     "plugin's config": _balanced(nodes.sharing_node, "one-slice-changed"),
     "DRA driver": _dra(nodes.dra_node, "all-disabled"),
     "limited number of nodes": _balanced(nodes.limited_node, "one-slice-changed"),
-    "repair": _balanced(repairs.faulty_node, repairs.LAYOUT, is_repair=True),
-    "repair of a silent GPU": _balanced(repairs.stuck_node, repairs.LAYOUT, is_repair=True),
+    "repair": _balanced(repairs.faulty_node, "all-balanced", is_repair=True),
+    "repair of a silent GPU": _balanced(repairs.stuck_node, "all-balanced", is_repair=True),
 }
 """Changes for tests that play each of them thousands of times."""
 

@@ -41,7 +41,7 @@ def agents_requests(server: apiserver.ApiServer) -> list[tuple[str, str]]:
 def stage() -> Iterator[agent_stage.AgentStage]:
     """A node with a layout that no pod uses, at rest."""
     with agent_stage.AgentStage("1xA100-SXM4-40GB") as stage:
-        stage.assert_ends("all-balanced")
+        stage.apply_layout("all-balanced")
         await_use(stage)
         yield stage
 

@@ -50,5 +50,5 @@ def test_agent_whose_log_lines_are_lost_serves_its_node(way: str) -> None:
             SPEC, "--log-level", "debug", text=LAYOUTS_TEXT, stderr=stderr
         ) as rig,
     ):
-        rig.assert_ends("requested")
+        rig.apply_layout("requested")
         assert rig.stop_agent() == 0

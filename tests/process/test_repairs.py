@@ -26,7 +26,7 @@ class RepairStage(agent_stage.AgentStage):
 
     def run_pods_on_all_devices(self) -> UsedGpus:
         """Apply a layout, and have a pod compute on each of its devices."""
-        self.assert_ends("all-1g.6gb")
+        self.apply_layout("all-1g.6gb")
         self.run_pods([(f"pod-{n}", "nvidia.com/mig-1g.6gb", {}) for n in range(8)])
         return self.gpus.observe(), self.devices_by_pod()
 
@@ -69,7 +69,7 @@ def stage(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[R
 @pytest.mark.slow
 def test_an_xid_starts_a_repair_that_returns_the_devices(stage: RepairStage) -> None:
     state = nvml_faults.SharedState(stage.machine.state_file)
-    stage.assert_ends("all-1g.6gb")
+    stage.apply_layout("all-1g.6gb")
     allocatable = stage.allocatable()
 
     stage.wait_for_listener()
@@ -115,7 +115,7 @@ def test_an_xid_starts_a_check_that_finds_the_recovery_action(
 ) -> None:
     state = nvml_faults.SharedState(passive_stage.machine.state_file)
     uuid = state.boards[1].uuid
-    passive_stage.assert_ends("all-1g.6gb")
+    passive_stage.apply_layout("all-1g.6gb")
 
     def conditions() -> dict[str, str]:
         return {

@@ -16,7 +16,7 @@ def test_a_corrected_file_is_served_without_touching_the_label() -> None:
     with agent_stage.AgentStage(SPEC) as stage:
         good = stage.config_file.read_text()
         stage.config_file.write_text("version: v1\nmig-configs:\n  all-1g.5gb: 7\n")
-        status = stage.failure("all-1g.5gb")
+        status = stage.fail_to_apply("all-1g.5gb")
         assert status["reason"] == "InvalidConfig"
         assert "config.yaml:3:" in status["message"]
 
@@ -43,11 +43,11 @@ def test_a_drain_that_a_budget_blocks_ends_with_the_budgets_name() -> None:
 @pytest.mark.slow
 def test_a_removed_label_leaves_the_layout_active() -> None:
     with agent_stage.AgentStage(SPEC) as stage:
-        stage.assert_ends("all-1g.5gb")
+        stage.apply_layout("all-1g.5gb")
 
         stage.label(None)
         # The agent's answer to a later request shows that it has seen the removal before.
-        stage.failure("all-9g.1gb")
+        stage.fail_to_apply("all-9g.1gb")
 
         assert objects.labels(stage.node())[well_known.APPLIED_LABEL] == "all-1g.5gb"
         assert stage.allocatable() == {"nvidia.com/mig-1g.5gb": 7}

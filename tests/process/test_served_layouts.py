@@ -80,7 +80,7 @@ def test_a_product_in_no_table_has_the_usual_layouts_without_any_file(
     planned = c_library.run(*command, "--library-path", str(unknown.library))
     assert f"Origin: generated for {UNKNOWN}" in planned
 
-    unknown.assert_ends("all-1g.15gb")
+    unknown.apply_layout("all-1g.15gb")
 
     assert unknown.allocatable() == {"nvidia.com/mig-1g.15gb": 14}
     assert unknown.status()["origin"] == f"generated for {UNKNOWN}"
@@ -94,7 +94,7 @@ def test_a_file_that_is_edited_is_served_and_no_generated_layout_is_lost() -> No
     with agent_stage.AgentStage("1xA100-SXM4-40GB", text=OWNERS_FILE) as stage:
         origins = {}
         for layout in ("all-balanced", "all-2g.10gb", "team-a"):
-            stage.assert_ends(layout)
+            stage.apply_layout(layout)
             origins[layout] = stage.status()["origin"]
         before = origins_by_layout(stage)
         file = str(stage.config_file)
@@ -108,5 +108,5 @@ def test_a_file_that_is_edited_is_served_and_no_generated_layout_is_lost() -> No
         stage.wait(lambda: stage.allocatable() == {"nvidia.com/mig-7g.40gb": 1}, "the new layout")
         assert stage.wait_for_end("team-a") is model.State.SUCCESS
         assert origins_by_layout(stage) == before
-        stage.assert_ends("all-2g.10gb")
+        stage.apply_layout("all-2g.10gb")
         assert stage.status()["origin"] == GENERATED

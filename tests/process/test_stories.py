@@ -23,7 +23,7 @@ def test_other_strategies_of_the_plugin_are_verified_as_well(
 ) -> None:
     quick = dataclasses.replace(agent_stage.QUICK, strategy=strategy)
     with agent_stage.AgentStage(node_options=quick) as stage:
-        stage.assert_ends("all-1g.5gb")
+        stage.apply_layout("all-1g.5gb")
 
         expected = 14 if strategy is strategies.Strategy.SINGLE else 2
         assert stage.allocatable() == {"nvidia.com/gpu": expected}
@@ -53,7 +53,7 @@ def test_malformed_hooks_file_is_served_once_it_is_corrected(tmp_path: pathlib.P
     good = "".join(["hooks:\n", *(f"  {each}: [{{{note % each}}}]\n" for each in points)])
     file.write_text(good.replace("apply-exit:", "apply-end:"))
     with agent_stage.AgentStage(SPEC, "--hooks-file", str(file)) as stage:
-        status = stage.failure("all-1g.5gb")
+        status = stage.fail_to_apply("all-1g.5gb")
         assert status["reason"] == "InvalidConfig"
         assert f"{file}:5:3: unexpected key 'apply-end'" in status["message"]
         assert not log.exists()
@@ -68,7 +68,7 @@ def test_malformed_hooks_file_is_served_once_it_is_corrected(tmp_path: pathlib.P
 @pytest.mark.slow
 def test_boot_restores_the_layout_that_an_agent_verified() -> None:
     with agent_stage.AgentStage("1xH100-SXM5-80GB+1xA30") as stage:
-        stage.assert_ends("all-balanced")
+        stage.apply_layout("all-balanced")
         stage.stop_agent()
         before = stage.gpus.observe()
         nvml_faults.SharedState(stage.machine.state_file).reboot()

@@ -47,20 +47,20 @@ def assert_published(stage: agent_stage.ObservedStage, uuid: str) -> None:
 @pytest.mark.slow
 def test_agent_serves_the_others_and_a_returned_gpu(stage: agent_stage.ObservedStage) -> None:
     state = nvml_faults.SharedState(stage.machine.state_file)
-    stage.assert_ends("halves")
+    stage.apply_layout("halves")
 
     # Lost at rest: the agent observes again, and then serves another layout without it.
     state.lose_gpu(LOST)
-    stage.assert_ends("sevenths")
+    stage.apply_layout("sevenths")
     assert instances(state) == [7, 7, 7, 2, 7, 7, 7, 7]
     assert stage.allocatable() == {"nvidia.com/mig-1g.5gb": 49}
     assert_published(stage, state.boards[LOST].uuid)
 
     # A layout that names it fails, before anything is touched.
-    assert stage.failure("names-it")["reason"] == "GpuUnreachable"
+    assert stage.fail_to_apply("names-it")["reason"] == "GpuUnreachable"
     assert instances(state) == [7, 7, 7, 2, 7, 7, 7, 7]
 
-    stage.assert_ends("sevenths")
+    stage.apply_layout("sevenths")
 
     # Back from the shop, without MIG mode: the layout is applied to it.
     state.return_gpu(LOST, keeps_mode=False)

@@ -248,7 +248,7 @@ class RealCluster:
         waiting.until(has_ended, f"an outcome of {layout}", within_s=120)
         return self.status(name)
 
-    def assert_ends(self, layout: str, name: str = NODE) -> None:
+    def apply_layout(self, layout: str, name: str = NODE) -> None:
         """Ask for a layout, and check that it becomes active."""
         self.request(layout, name)
         assert self.outcome(layout, name)["state"] == "success"
@@ -261,7 +261,7 @@ class RealCluster:
     def ensure_layout(self, layout: str) -> None:
         """Start a story on a node that has a layout."""
         if self.labels().get(contract_keys.APPLIED_LABEL) != layout:
-            self.assert_ends(layout)
+            self.apply_layout(layout)
 
     def deploy(
         self, name: str, resource: str, replicas: int = 1, **spec: object

@@ -56,7 +56,7 @@ def test_a_broken_edit_changes_nothing_and_a_mended_one_takes_effect(
     cluster: rig.RealCluster,
 ) -> None:
     edit(cluster, document({"3g.20gb": 2}, {"3g.20gb": 1}))
-    cluster.assert_ends("mine")
+    cluster.apply_layout("mine")
     cluster.deploy("train", "mig-3g.20gb", 3)
     log, instances = cluster.listen(), cluster.driver.instances()
     before = node_state.use(cluster, "train")

@@ -44,7 +44,7 @@ def test_a_layout_becomes_schedulable_through_the_operators_own_daemon_set(
     monitor, labels = operator.run_dcgm(), operands(cluster)
     requests = cluster.listen()
 
-    cluster.assert_ends("all-1g.5gb")
+    cluster.apply_layout("all-1g.5gb")
     assert cluster.driver.profiles() == [["1g.5gb"] * 7] * 2
     assert cluster.allocatable() == {"mig-1g.5gb": 14}
     assert requests.evicted_pods() == []
@@ -57,7 +57,7 @@ def test_changed_mig_strategy_leaves_pods_alone_and_serves_requests(
     cluster: rig.RealCluster, operator: gpu_operator.Operator
 ) -> None:
     if cluster.driver.profiles() != [["1g.5gb"] * 7] * 2:
-        cluster.assert_ends("all-1g.5gb")
+        cluster.apply_layout("all-1g.5gb")
     cluster.deploy("serve", "mig-1g.5gb", 2)
     before, requests = node_state.use(cluster, "serve"), cluster.listen()
     agent = operator.wait_for_operand(MANAGER, images.AGENT)
@@ -69,7 +69,7 @@ def test_changed_mig_strategy_leaves_pods_alone_and_serves_requests(
     assert operator.wait_for_operand(MANAGER, images.AGENT)["uid"] != agent["uid"]
     waiting.until(lambda: cluster.allocatable() == {"gpu": 14}, "strategy single")
     assert (node_state.use(cluster, "serve"), requests.evicted_pods()) == (before, [])
-    cluster.assert_ends("halves")
+    cluster.apply_layout("halves")
     assert cluster.allocatable() == {"gpu": 4}
     assert sorted(requests.evicted_pods()) == sorted(before)
     assert requests.requests(USER)["create pods/eviction"] >= len(before)

@@ -38,7 +38,7 @@ def plugin(cluster: rig.RealCluster) -> rig.RealCluster:
 
 
 def assert_serves(cluster: rig.RealCluster, layout: str, profile: str, count: int) -> None:
-    cluster.assert_ends(layout)
+    cluster.apply_layout(layout)
     assert cluster.driver.profiles() == [[profile] * count] * 2
     assert cluster.allocatable() == {f"mig-{profile}": 2 * count}
     cluster.deploy("one", f"mig-{profile}")
@@ -117,13 +117,13 @@ def test_the_simulated_overlay_offers_gpus_on_a_node_without_any(cluster: rig.Re
     cluster.install("simulated")
     waiting.until(lambda: cluster.allocatable(SIMULATED) == {"gpu": 8}, "simulated GPUs")
     log = cluster.listen()
-    cluster.assert_ends("all-3g.20gb", SIMULATED)
+    cluster.apply_layout("all-3g.20gb", SIMULATED)
     assert cluster.allocatable(SIMULATED) == {"mig-3g.20gb": 16}
     pods = cluster.deploy(
         "train", "mig-3g.20gb", nodeSelector={"mig-manager.io/simulated": "true"}
     )
 
-    cluster.assert_ends("all-1g.5gb", SIMULATED)
+    cluster.apply_layout("all-1g.5gb", SIMULATED)
     assert cluster.allocatable(SIMULATED) == {"mig-1g.5gb": 56}
     assert log.evicted_pods() == list(pods)
     state = cluster.machines[SIMULATED].node.folder / "var/lib/mig-manager/gpus.json"

@@ -35,7 +35,7 @@ def shape() -> rig.ClusterShape:
 
 def be_at_rest(cluster: rig.RealCluster) -> None:
     """Have the new layout requested and active."""
-    cluster.assert_ends(_NEW)
+    cluster.apply_layout(_NEW)
 
 
 def keep_capacity(cluster: rig.RealCluster) -> None:
@@ -84,7 +84,7 @@ def test_a_change_beside_devices_that_no_gpu_has_succeeds(cluster: rig.RealClust
     cluster.ensure_layout("all-1g.5gb")
     keep_capacity(cluster)
 
-    cluster.assert_ends(_NEW)
+    cluster.apply_layout(_NEW)
     assert_clean(cluster)
 
 

@@ -52,7 +52,7 @@ def test_every_way_to_run_the_plugin_serves_a_new_layout(
 ) -> None:
     cluster.ensure_layout(before)
     _serve(cluster, plugin)
-    cluster.assert_ends(layout)
+    cluster.apply_layout(layout)
     assert cluster.allocatable() == devices
     node_state.assert_at_rest(cluster)
 
@@ -99,12 +99,12 @@ def test_plugin_that_does_not_start_is_named_and_the_layout_stays(
 
 def test_each_layout_has_the_sharing_of_its_own_plugin_config(cluster: rig.RealCluster) -> None:
     _serve(cluster, *nvidia.plugin_with_configs("mig-1g.10gb", replicas=4))
-    cluster.assert_ends("all-1g.10gb")
+    cluster.apply_layout("all-1g.10gb")
     assert cluster.allocatable() == {"mig-1g.10gb": 32}
 
     pods = cluster.deploy("sharing", "mig-1g.10gb", 7)
     log = cluster.listen()
-    cluster.assert_ends("all-4g.20gb")
+    cluster.apply_layout("all-4g.20gb")
     assert cluster.allocatable() == {"mig-4g.20gb": 2}
     assert sorted(log.evicted_pods()) == sorted(pods)
     node_state.assert_at_rest(cluster)
@@ -123,7 +123,7 @@ def test_feature_discovery_labels_the_devices_that_pods_can_get(cluster: rig.Rea
     cluster.apply(nvidia.feature_discovery())
     cluster.kubectl("label", "node", rig.NODE, f"{nvidia.DISCOVERY_LABEL}=true")
     cluster.wait_for_daemons("kube-system", nvidia.DISCOVERY)
-    cluster.assert_ends("all-balanced")
+    cluster.apply_layout("all-balanced")
     # Its pod is ready before it has written.
     waiting.until(
         lambda: labelled_counts() == cluster.allocatable(), "the labels of the new devices"

@@ -46,7 +46,7 @@ def assert_usable(cluster: rig.RealCluster, workload: str, pods: int) -> None:
 def test_rebooted_node_gets_its_layout_and_workload_without_an_eviction(
     cluster: rig.RealCluster,
 ) -> None:
-    cluster.assert_ends("all-balanced")
+    cluster.apply_layout("all-balanced")
     cluster.deploy("train", "mig-3g.40gb")
     assert profiles(cluster) == BALANCED
     log, instances = cluster.listen(), cluster.driver.instances()

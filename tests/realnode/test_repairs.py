@@ -26,7 +26,7 @@ def shape() -> rig.ClusterShape:
 
 def _request(cluster: rig.RealCluster) -> None:
     """Make a new request: a node without a request is not repaired, whatever it has."""
-    cluster.assert_ends("test-two-gpus")
+    cluster.apply_layout("test-two-gpus")
 
 
 def _condition(cluster: rig.RealCluster) -> tuple[str, str]:

@@ -11,7 +11,7 @@ pytestmark = pytest.mark.realnode
 
 def test_a_first_layout_becomes_schedulable(cluster: rig.RealCluster) -> None:
     cluster.ensure_layout("all-disabled")
-    cluster.assert_ends("all-1g.5gb")
+    cluster.apply_layout("all-1g.5gb")
     assert cluster.driver.profiles() == [["1g.5gb"] * 7] * 2
     assert cluster.allocatable() == {"mig-1g.5gb": 14}
     node_state.assert_at_rest(cluster)
@@ -101,7 +101,7 @@ def test_one_slice_of_a_full_node_changes_and_only_its_pods_are_evicted(
     assert set().union(*cluster.node.devices_by_uid().values()) == cluster.driver.devices()
     before, instances = node_state.use(cluster, "busy"), cluster.driver.instances()
     log = cluster.listen()
-    cluster.assert_ends("one-slice")
+    cluster.apply_layout("one-slice")
     assert cluster.allocatable() == {"mig-1g.5gb": 12, "mig-2g.10gb": 1}
     assert len(cluster.driver.instances() & instances) == 12
     after, devices = node_state.use(cluster, "busy"), cluster.driver.devices()
@@ -175,7 +175,7 @@ def test_mig_is_disabled_despite_a_deaf_pod_and_settings_stay(
     cluster.kubectl("label", "node", rig.NODE, f"{opted_out}=false")
     cluster.kubectl("cordon", rig.NODE)
     log = cluster.listen()
-    cluster.assert_ends("all-disabled")
+    cluster.apply_layout("all-disabled")
     assert log.evicted_pods() == list(pods)
     assert cluster.driver.profiles() == [[], []]
     assert cluster.allocatable() == {"gpu": 2}

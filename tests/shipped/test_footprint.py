@@ -181,7 +181,7 @@ def stage_at_rest() -> Iterator[agent_stage.AgentStage]:
     """Have an agent that has changed the layout twice."""
     with agent_stage.AgentStage("2xA100-SXM4-40GB") as stage:
         for layout in ("all-1g.5gb", "all-balanced"):
-            stage.assert_ends(layout)
+            stage.apply_layout(layout)
         yield stage
 
 

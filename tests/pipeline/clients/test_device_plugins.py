@@ -27,9 +27,7 @@ def test_plugin_that_cannot_be_verified_is_restarted_once() -> None:
     for attempt in (1, 2):
         rig.log = [call for call in rig.log if call == "workloads.delete"]
         before_waits.clear()
-        ends.assert_ends(
-            rig, Reason.NOT_ALLOCATABLE, layout="all-balanced", by=agent, attempt=attempt
-        )
+        ends.run_to(rig, "all-balanced", Reason.NOT_ALLOCATABLE, by=agent, attempt=attempt)
         assert rig.log.count("workloads.delete") == 1
         assert before_waits[0] == 4
 
@@ -41,17 +39,24 @@ def test_a_plugin_that_does_not_stop_closes_the_node_once() -> None:
     (plugin,) = rig.pods.plugins
     rig.kubelet.pod_ends_from_s[plugin.uid] = math.inf
     late = "did not stop within 20 s: default/nvidia-device-plugin"
-    ends.assert_ends(rig, Reason.IN_USE, late, by=agent)
+    ends.run_to(rig, "one-slice-changed", Reason.IN_USE, late, by=agent)
     rig.log.clear()
 
-    ends.assert_ends(rig, Reason.IN_USE, "default/nvidia-device-plugin", by=agent, attempt=2)
+    ends.run_to(
+        rig,
+        "one-slice-changed",
+        Reason.IN_USE,
+        "default/nvidia-device-plugin",
+        by=agent,
+        attempt=2,
+    )
 
     assert "workloads.delete" not in rig.log
     # How it ended, and nothing before.
     assert rig.log.count("node.patch") <= 2
     rig.kubelet.pod_ends_from_s.clear()
     rig.advance()
-    ends.assert_ends(rig, Reason.APPLIED, by=agent, attempt=3)
+    ends.run_to(rig, "one-slice-changed", Reason.APPLIED, by=agent, attempt=3)
 
 
 @pytest.mark.parametrize("value", ["false", "paused-for-driver-upgrade"])
@@ -60,7 +65,7 @@ def test_a_plugin_that_its_label_keeps_away_is_not_waited_for(value: str) -> Non
     rig.node.labels[well_known.PLUGIN_DEPLOY_LABEL] = value
     rig.pods.clear()
 
-    ends.assert_ends(rig, Reason.ALREADY_APPLIED, layout="all-1g.5gb")
+    ends.run_to(rig, "all-1g.5gb", Reason.ALREADY_APPLIED)
 
 
 @pytest.mark.parametrize("before", [None, "all-1g.5gb"])
@@ -73,10 +78,11 @@ def test_a_newer_request_does_not_wait_for_a_missing_plugin(before: str | None) 
         return rig
 
     patient = fakes.FakeRequest((rig := broken()).clock)
-    ends.assert_ends(rig, Reason.PLUGIN_NOT_READY, layout="all-1g.5gb", request=patient)
+    ends.run_to(rig, "all-1g.5gb", Reason.PLUGIN_NOT_READY, request=patient)
 
     rig = broken()
-    ends.assert_superseded(rig, "all-1g.5gb", ends_at=patient.checks, is_replaced=True)
+    ends.supersede(rig, "all-1g.5gb", ends_at=patient.checks, is_replaced=True)
+    ends.assert_restored(rig)
     assert rig.log.count("gpus.execute") == (0 if before else 1)
 
 
@@ -85,7 +91,7 @@ def test_change_whose_plugin_does_not_return_is_verified_later() -> None:
     rig.plugin.is_broken = True
     why = "with MIG strategy single it does not start: MIG devices differ"
     for _ in range(2):
-        ends.assert_ends(rig, Reason.PLUGIN_NOT_READY, why, layout="all-balanced")
+        ends.run_to(rig, "all-balanced", Reason.PLUGIN_NOT_READY, why)
         assert well_known.APPLIED_LABEL not in rig.node.labels
 
     rig.plugin.is_broken = False
@@ -100,7 +106,7 @@ def test_plugin_that_does_not_start_names_the_gpu_without_a_device() -> None:
     rig.plugin.is_broken = True
     why = "no MIG device on GPU 0, GPU 1"
 
-    ends.assert_ends(rig, Reason.PLUGIN_NOT_READY, why, layout="bare", layouts=text)
+    ends.run_to(rig, "bare", Reason.PLUGIN_NOT_READY, why, layouts=text)
 
 
 def test_a_plugin_that_kubelet_cannot_start_is_named_while_it_is_awaited() -> None:
@@ -111,7 +117,7 @@ def test_a_plugin_that_kubelet_cannot_start_is_named_while_it_is_awaited() -> No
     )
     why = "nvidia-device-plugin (ErrImagePull: plugin:9: not found)"
 
-    ends.assert_ends(rig, Reason.PLUGIN_NOT_READY, why, layout="all-1g.5gb")
+    ends.run_to(rig, "all-1g.5gb", Reason.PLUGIN_NOT_READY, why)
 
     assert [why in message for message in rig.node.status_messages].count(True) == 2
 
@@ -141,7 +147,7 @@ def test_a_plugin_outside_pods_may_restart_during_the_wait() -> None:
     rig = node_with_plugin_service()
     rig.clock.on_wait.append(rig.register_devices)
 
-    ends.assert_ends(rig, Reason.APPLIED, layout="all-balanced")
+    ends.run_to(rig, "all-balanced", Reason.APPLIED)
 
 
 @pytest.mark.parametrize(
@@ -156,11 +162,11 @@ def test_a_plugin_outside_pods_must_not_advertise_missing_devices(
 ) -> None:
     rig, agent = (rig := node_with_plugin_service()), agents.new_agent(rig)
     why = "kubelet has 10 allocatable devices that no GPU has"
-    ends.assert_ends(rig, Reason.NOT_ALLOCATABLE, why, layout="all-balanced", by=agent)
+    ends.run_to(rig, "all-balanced", Reason.NOT_ALLOCATABLE, why, by=agent)
 
     act(rig)
 
-    ends.assert_ends(rig, reason, layout="all-balanced", by=agent, attempt=2)
+    ends.run_to(rig, "all-balanced", reason, by=agent, attempt=2)
 
 
 def test_a_plugin_outside_pods_may_allocate_a_device_during_a_hook() -> None:
@@ -173,11 +179,11 @@ def test_a_plugin_outside_pods_may_allocate_a_device_during_a_hook() -> None:
         lambda: rig.pods.add("late", devices=frozenset({device})),
     )
     agent = agents.new_agent(rig)
-    ends.assert_ends(rig, Reason.IN_USE, "default/late", layout="all-balanced", by=agent)
+    ends.run_to(rig, "all-balanced", Reason.IN_USE, "default/late", by=agent)
     assert device in rig.gpus[0].mig_uuids
 
     rig.clock.on_wait.append(rig.register_devices)
-    ends.assert_ends(rig, Reason.APPLIED, layout="all-balanced", by=agent, attempt=2)
+    ends.run_to(rig, "all-balanced", Reason.APPLIED, by=agent, attempt=2)
     assert device in rig.gpus[0].mig_uuids
     assert "workloads.evict" not in rig.log
 
@@ -198,7 +204,7 @@ def test_a_plugin_outside_pods_has_whole_gpus_only_with_strategy_none(
     if strategy:
         rig.node.labels[discovery_labels.STRATEGY] = strategy
 
-    ends.assert_ends(rig, reason, layout="all-1g.5gb")
+    ends.run_to(rig, "all-1g.5gb", reason)
 
 
 @pytest.mark.parametrize("device", ["nvidia0/gi7", "GPU-00000000-0000-0000-0000-000000000009-0"])
@@ -206,14 +212,16 @@ def test_devices_of_other_plugins_need_not_be_of_a_gpu(device: str) -> None:
     rig = node_with_plugin_service()
     rig.kubelet.schedulable = {"nvidia.com/gpu": frozenset({device})}
 
-    ends.assert_ends(rig, Reason.APPLIED, layout="all-balanced")
+    ends.run_to(rig, "all-balanced", Reason.APPLIED)
 
 
 def test_advertising_agent_waits_for_no_plugin() -> None:
     rig = node_between_plugins()
     rig.daemons.controller_away_until_s = math.inf
 
-    ends.assert_ends(rig, Reason.APPLIED, by=agents.new_agent(rig, is_advertiser=True))
+    ends.run_to(
+        rig, "one-slice-changed", Reason.APPLIED, by=agents.new_agent(rig, is_advertiser=True)
+    )
 
 
 @pytest.mark.parametrize("comes_during_change", [True, False])
@@ -233,7 +241,7 @@ def test_a_plugin_between_two_pods_of_its_daemonset_is_waited_for(
         rig.daemons.controller_away_until_s = math.inf
         rig.clock.on_wait.append(start)
 
-    ends.assert_ends(rig, Reason.APPLIED)
+    ends.run_to(rig, "one-slice-changed", Reason.APPLIED)
     assert rig.kubelet.schedulable == rig.plugin_devices
 
 
@@ -241,7 +249,7 @@ def test_the_wait_ends_when_the_daemonset_no_longer_starts_the_plugin() -> None:
     rig = node_between_plugins()
     rig.daemons.controller_away_until_s = math.inf
 
-    ends.assert_ends(rig, Reason.PLUGIN_NOT_READY)
+    ends.run_to(rig, "one-slice-changed", Reason.PLUGIN_NOT_READY)
 
 
 @pytest.mark.parametrize(
@@ -257,18 +265,18 @@ def test_outdated_watch_does_not_end_the_wait_for_the_plugin(
     rig.driver.step_error = lambda _step: plugins_at_steps.extend(rig.pods.plugins)
     rig.plugin.is_broken = shows_old
 
-    ends.assert_ends(rig, reason, layout="all-balanced")
+    ends.run_to(rig, "all-balanced", reason)
 
     assert rig.driver.executed_steps
     assert plugins_at_steps == []
 
 
 def test_a_patch_that_failed_does_not_lose_the_gpus() -> None:
-    ends.assert_ends(undisturbed := nodes.node(), Reason.APPLIED, layout="all-1g.5gb")
+    ends.run_to(undisturbed := nodes.node(), "all-1g.5gb", Reason.APPLIED)
     rig = nodes.node()
     rig.fail_once_at = {undisturbed.log.index("node.patch"): strikes.BROKEN["node"]}
 
-    ends.assert_ends(rig, Reason.API_UNAVAILABLE, layout="all-1g.5gb")
+    ends.run_to(rig, "all-1g.5gb", Reason.API_UNAVAILABLE)
 
     assert well_known.GPUS_ANNOTATION in rig.node.annotations
 
@@ -277,4 +285,4 @@ def test_the_strategy_mixed_serves_layouts_that_single_refuses() -> None:
     rig = nodes.node()
     rig.node.labels[discovery_labels.STRATEGY] = "mixed"
 
-    ends.assert_ends(rig, Reason.APPLIED, layout="all-balanced")
+    ends.run_to(rig, "all-balanced", Reason.APPLIED)

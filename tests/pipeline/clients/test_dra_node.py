@@ -164,8 +164,8 @@ def test_slices_that_the_api_does_not_list_are_not_waited_for() -> None:
 def test_no_slices_are_requested_on_a_node_without_the_driver() -> None:
     rig = nodes.busy_node()
     agent = agents.new_agent(rig)
-    assert agents.run(rig, by=agent).state is model.State.SUCCESS
-    assert agents.run(rig, by=agent).reason is Reason.ALREADY_APPLIED
+    assert agents.run(rig, "one-slice-changed", by=agent).state is model.State.SUCCESS
+    assert agents.run(rig, "one-slice-changed", by=agent).reason is Reason.ALREADY_APPLIED
     assert not [call for call in rig.log if call.startswith("slices")]
 
 
@@ -179,11 +179,11 @@ def test_an_active_layout_that_the_driver_does_not_know_restarts_it_once(
     agent = agents.new_agent(rig)
     if has_failed:
         rig.fail_always["gpus.observe"] = strikes.broken("gpus")
-        ends.assert_ends(rig, Reason.NVML_ERROR, layout="all-1g.5gb", by=agent)
+        ends.run_to(rig, "all-1g.5gb", Reason.NVML_ERROR, by=agent)
         rig.fail_always.clear()
     attempt = 2 if has_failed else 1
 
-    ends.assert_ends(rig, Reason.ALREADY_APPLIED, layout="all-1g.5gb", by=agent, attempt=attempt)
+    ends.run_to(rig, "all-1g.5gb", Reason.ALREADY_APPLIED, by=agent, attempt=attempt)
 
     assert len(driver_uids) == 2
     assert {"low", "high"} <= rig.pods.names
@@ -276,7 +276,7 @@ def test_a_driver_that_first_comes_during_the_change_is_verified() -> None:
     # Its pods tolerate every taint.
     strikes.act_once(rig, lambda: rig.log[-1] == "gpus.execute", rig.start_driver)
 
-    ends.assert_ends(rig, Reason.APPLIED, layout="all-balanced")
+    ends.run_to(rig, "all-balanced", Reason.APPLIED)
 
     assert rig.pods.has_dra_driver
     assert published_uuids(rig) == devices(rig)
@@ -310,10 +310,10 @@ def test_late_pod_leaves_only_while_the_driver_runs(
     assert (outcome.reason is Reason.DRAIN_TIMEOUT) is is_late, outcome.message
     assert ("late" in rig.pods.names) is is_late
     ends.assert_restored(rig)
-    ends.assert_ends(
+    ends.run_to(
         rig,
+        "all-balanced",
         Reason.APPLIED if is_late else Reason.ALREADY_APPLIED,
-        layout="all-balanced",
         by=agent,
         attempt=2,
     )
@@ -329,7 +329,7 @@ def test_reboot_is_refused_while_a_pod_with_a_claim_remains() -> None:
     rig.pods.add("other", devices=frozenset(claimed[1:2]))
 
     why = "these pods with ResourceClaims cannot end: default/claiming; drain the node and reboot"
-    ends.assert_ends(rig, Reason.REBOOT_REQUIRED, why, layout="all-1g.5gb")
+    ends.run_to(rig, "all-1g.5gb", Reason.REBOOT_REQUIRED, why)
 
     assert rig.host.reboots == 0
     assert {"claiming", "other"} <= rig.pods.names
@@ -436,7 +436,6 @@ def test_a_silent_kubelet_hides_no_pod_that_is_about_to_be_bound() -> None:
     rig.clock.on_wait.append(answer)
     paused = nodes.DRA_MONITORS[0]
     strikes.act_once(rig, lambda: rig.node.labels[paused] == well_known.PAUSED_VALUE, allocate)
-    options = {"layout": "most-in-one", "layouts": KEEP_ONE}
-    ends.assert_ends(rig, Reason.DRAIN_TIMEOUT, "default/unbound", **options)
+    ends.run_to(rig, "most-in-one", Reason.DRAIN_TIMEOUT, "default/unbound", layouts=KEEP_ONE)
 
     assert "starting" in rig.pods.names

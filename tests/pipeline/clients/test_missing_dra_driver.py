@@ -20,7 +20,7 @@ from tests.rigs.node import agents, ends, fake_cluster, node_rig, nodes, strikes
 
 def test_driver_between_two_pods_is_waited_for_before_evictions() -> None:
     rig = without_driver(nodes.dra_node())
-    ends.assert_ends(rig, Reason.APPLIED, layout="all-disabled")
+    ends.run_to(rig, "all-disabled", Reason.APPLIED)
     assert not {"low", "high"} & rig.pods.names
     assert published_uuids(rig) == {gpu.uuid for gpu in rig.gpus}
 
@@ -30,7 +30,7 @@ def test_a_pod_with_a_claim_is_not_evicted_while_no_driver_gets_ready(layout: st
     rig = without_driver(nodes.dra_node())
     rig.dra_driver.is_broken = True
     why = "no DRA driver pod is ready after 20 s"
-    ends.assert_ends(rig, Reason.PLUGIN_NOT_READY, why, "default/high", layout=layout)
+    ends.run_to(rig, layout, Reason.PLUGIN_NOT_READY, why, "default/high")
     assert {"low", "high"} <= rig.pods.names
     rig.dra_driver.is_broken = False
     assert agents.run(without_driver(rig), layout).state is model.State.SUCCESS
@@ -48,18 +48,18 @@ def test_a_driver_that_its_label_keeps_away_is_named_with_the_label() -> None:
 
     with strikes.on_calls(rig, strike):
         for attempt in (1, 2):
-            ends.assert_ends(rig, Reason.IN_USE, remedy, layout=layout, by=agent, attempt=attempt)
+            ends.run_to(rig, layout, Reason.IN_USE, remedy, by=agent, attempt=attempt)
         without_driver(rig)
-        ends.assert_ends(rig, Reason.PLUGIN_NOT_READY, remedy, layout="all-disabled")
+        ends.run_to(rig, "all-disabled", Reason.PLUGIN_NOT_READY, remedy)
     rig.node.labels[claims.DEPLOY_LABEL] = "true"
     for _ in ("the driver starts", "the monitors end"):
         rig.advance()
-    ends.assert_ends(rig, Reason.APPLIED, layout=layout, by=agent, attempt=3)
+    ends.run_to(rig, layout, Reason.APPLIED, by=agent, attempt=3)
 
 
 def test_a_broken_driver_does_not_delay_a_change_without_claims() -> None:
     rig = without_driver(without_pods(nodes.dra_node(label_managed=False)))
-    ends.assert_ends(rig, Reason.APPLIED, layout="all-balanced")
+    ends.run_to(rig, "all-balanced", Reason.APPLIED)
 
 
 @pytest.mark.parametrize("label_managed", [True, False])
@@ -73,8 +73,8 @@ def test_a_drain_reopens_the_node_for_a_driver_that_vanished_meanwhile(
         lambda: any(pod.is_terminating for pod in rig.pods.values()),
         lambda: without_driver(rig),
     )
-    ends.assert_ends(rig, Reason.DRAIN_TIMEOUT, layout="all-disabled", by=agent)
-    ends.assert_ends(rig, Reason.APPLIED, layout="all-disabled", by=agent, attempt=2)
+    ends.run_to(rig, "all-disabled", Reason.DRAIN_TIMEOUT, by=agent)
+    ends.run_to(rig, "all-disabled", Reason.APPLIED, by=agent, attempt=2)
 
 
 @pytest.mark.parametrize("layout", ["all-balanced", "all-disabled"])
@@ -125,7 +125,7 @@ def test_claims_that_are_known_do_not_wait_for_outdated_slices() -> None:
     rig = nodes.dra_node()
     rig.dra_driver.slices = ()
 
-    ends.assert_ends(rig, Reason.APPLIED, layout="all-disabled")
+    ends.run_to(rig, "all-disabled", Reason.APPLIED)
 
     assert not any("waiting for the DRA driver" in each for each in rig.node.status_messages)
 

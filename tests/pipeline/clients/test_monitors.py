@@ -29,7 +29,7 @@ def test_monitors_resume_one_by_one_after_the_change_is_verified() -> None:
         when=lambda: "gpus.execute" in rig.log and rig.node.labels[EXPORTER] == "true",
     )
 
-    ends.assert_ends(rig, Reason.APPLIED)
+    ends.run_to(rig, "one-slice-changed", Reason.APPLIED)
 
     verifying = rig.node.status_messages.index("waiting for the new devices to be schedulable")
     assert rig.node.status_messages[verifying + 1 : verifying + 3] == [
@@ -50,7 +50,7 @@ def test_a_newer_request_does_not_wait_for_monitors() -> None:
         is_replaced=True,
     )
 
-    ends.assert_ends(rig, Reason.APPLIED, request=hasty)
+    ends.run_to(rig, "one-slice-changed", Reason.APPLIED, request=hasty)
 
     assert rig.clock.now_s < 2
 
@@ -70,7 +70,7 @@ def test_an_api_that_fails_leaves_the_monitors_to_the_end_of_the_run() -> None:
         fail,
     )
 
-    ends.assert_ends(rig, Reason.APPLIED)
+    ends.run_to(rig, "one-slice-changed", Reason.APPLIED)
 
     assert rig.node.labels[EXPORTER] == "true"
 
@@ -81,7 +81,7 @@ def test_monitor_that_does_not_return_is_only_a_warning() -> None:
     closed: list[bool] = []
     rig.clock.on_wait.append(lambda: closed.append(rig.node.has_hold_taint))
 
-    ends.assert_ends(rig, Reason.APPLIED)
+    ends.run_to(rig, "one-slice-changed", Reason.APPLIED)
 
     assert rig.node.events[-2:] == ["MonitorNotReady", "Applied"]
     assert GFD in rig.node.event_messages[-2]
@@ -100,7 +100,7 @@ def test_a_monitor_that_ends_again_is_not_ready() -> None:
 
     rig.clock.on_wait.append(end)
 
-    ends.assert_ends(rig, Reason.APPLIED)
+    ends.run_to(rig, "one-slice-changed", Reason.APPLIED)
 
     assert "MonitorNotReady" in rig.node.events
 
@@ -117,7 +117,7 @@ def test_a_monitor_that_is_switched_off_meanwhile_is_not_awaited(labels: dict[st
 
     rig.clock.on_wait.append(switch_off)
 
-    ends.assert_ends(rig, Reason.APPLIED)
+    ends.run_to(rig, "one-slice-changed", Reason.APPLIED)
 
     assert rig.node.labels.get(GFD) == labels.get(GFD)
     assert "MonitorNotReady" not in rig.node.events
@@ -136,7 +136,7 @@ def test_validator_and_ungated_feature_discovery_are_restarted() -> None:
     others = {rig.pods.add("bare", **each) for each in (discovery, cuda)}
     others |= {rig.pods.add("web", **each, owner_kind="ReplicaSet") for each in (discovery, cuda)}
 
-    ends.assert_ends(rig, Reason.APPLIED)
+    ends.run_to(rig, "one-slice-changed", Reason.APPLIED)
 
     assert all(uid not in rig.pods or rig.pods[uid].is_terminating for uid in before)
     assert not any(rig.pods[uid].is_terminating for uid in others)
@@ -148,19 +148,19 @@ def test_validators_on_their_way_out_are_not_deleted_again() -> None:
     labels = {"app": "nvidia-operator-validator"}
     rig.clock.on_wait.append(lambda: rig.pods.add("v", labels=labels, **leaving))
 
-    ends.assert_ends(rig, Reason.APPLIED)
+    ends.run_to(rig, "one-slice-changed", Reason.APPLIED)
 
     assert "workloads.delete" not in rig.log
 
 
 def test_a_validator_that_cannot_be_deleted_does_not_fail_the_run() -> None:
     rig = monitored_node()
-    ends.assert_ends(rig, Reason.APPLIED)
+    ends.run_to(rig, "one-slice-changed", Reason.APPLIED)
     last_delete = len(rig.log) - 1 - rig.log[::-1].index("workloads.delete")
     rig = monitored_node()
     rig.fail_once_at = {last_delete: strikes.BROKEN["workloads"]}
 
-    ends.assert_ends(rig, Reason.APPLIED)
+    ends.run_to(rig, "one-slice-changed", Reason.APPLIED)
 
 
 def test_the_owners_daemons_are_away_during_the_change_and_back_after_it() -> None:
@@ -171,7 +171,7 @@ def test_the_owners_daemons_are_away_during_the_change_and_back_after_it() -> No
         names_at_steps.append(rig.pods.names)
 
     rig.driver.step_error = note_pods
-    ends.assert_ends(rig, Reason.APPLIED)
+    ends.run_to(rig, "one-slice-changed", Reason.APPLIED)
     rig.advance()
 
     assert names_at_steps
@@ -189,6 +189,6 @@ def test_daemon_that_tolerates_every_taint_restarts_after_the_change() -> None:
         early.append(rig.pods.add("watcher", labels={"app": "watcher"}, owner_kind="DaemonSet"))
 
     strikes.at_first_step(rig, start)
-    ends.assert_ends(rig, Reason.APPLIED)
+    ends.run_to(rig, "one-slice-changed", Reason.APPLIED)
 
     assert early[0] not in rig.pods

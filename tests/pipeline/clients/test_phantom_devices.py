@@ -12,7 +12,6 @@ from mig_manager.core.node import well_known
 from mig_manager.reasons import Reason
 from tests.rigs.node import agents, ends, node_rig, nodes
 
-LAYOUT = "all-1g.5gb"
 PHANTOM = "nvidia.com/mig-3g.20gb"
 FORBIDDEN = errors.ClusterError("403", reason=Reason.FORBIDDEN)
 
@@ -21,7 +20,7 @@ def node_at_rest(
     **overrides: Any,
 ) -> tuple[node_rig.NodeRig, agents.AgentInMemory, outcomes.Outcome]:
     """Return a node whose layout is active, and which has four devices of the one before."""
-    rig, agent, outcome = nodes.at_rest(LAYOUT, **overrides)
+    rig, agent, outcome = nodes.at_rest("all-1g.5gb", **overrides)
     rig.kubelet.phantoms = {PHANTOM: 4}
     return rig, agent, outcome
 
@@ -30,7 +29,7 @@ def test_phantom_devices_after_a_change_are_removed_before_success() -> None:
     rig = nodes.node(layout="all-balanced")
     rig.kubelet.phantoms = {"nvidia.com/mig-7g.40gb": 2}
 
-    ends.assert_ends(rig, Reason.APPLIED, layout=LAYOUT)
+    ends.run_to(rig, "all-1g.5gb", Reason.APPLIED)
 
     assert rig.kubelet.phantoms == {}
     assert "PhantomDevicesRemoved" in rig.node.events
@@ -40,7 +39,7 @@ def test_phantom_devices_of_an_active_layout_do_not_delay_success() -> None:
     rig, agent, _ = node_at_rest()
     began, pods = rig.clock.monotonic(), dict(rig.pods)
 
-    ends.assert_ends(rig, Reason.ALREADY_APPLIED, layout=LAYOUT, by=agent)
+    ends.run_to(rig, "all-1g.5gb", Reason.ALREADY_APPLIED, by=agent)
 
     assert rig.kubelet.phantoms == {}
     assert rig.clock.monotonic() == began
@@ -50,7 +49,7 @@ def test_phantom_devices_of_an_active_layout_do_not_delay_success() -> None:
 def test_phantom_devices_at_rest_are_removed_by_the_drift_check() -> None:
     rig, agent, outcome = node_at_rest()
 
-    assert agent.check_drift(LAYOUT, outcome) is drift.Action.REST
+    assert agent.check_drift("all-1g.5gb", outcome) is drift.Action.REST
 
     assert rig.kubelet.phantoms == {}
     assert rig.node.states == []
@@ -63,10 +62,10 @@ def test_phantom_devices_that_the_agent_may_not_remove_are_reported_once() -> No
     rig.fail_always = {"node.remove": FORBIDDEN}
 
     for _ in range(3):
-        agent.check_drift(LAYOUT, outcome)
+        agent.check_drift("all-1g.5gb", outcome)
 
     assert rig.node.labels[well_known.STATE_LABEL] == "failed"
-    assert rig.node.labels[well_known.APPLIED_LABEL] == LAYOUT
+    assert rig.node.labels[well_known.APPLIED_LABEL] == "all-1g.5gb"
     assert rig.node.events == ["PhantomDevices"]
     assert rig.node.ready_reasons[-1] == "PhantomDevices"
     command = "kubectl patch node node-a --subresource=status --type=merge -p "
@@ -74,7 +73,7 @@ def test_phantom_devices_that_the_agent_may_not_remove_are_reported_once() -> No
     assert json.loads(patch) == {"status": {"capacity": {PHANTOM: None}}}
     # As a person does.
     rig.kubelet.phantoms.clear()
-    agent.check_drift(LAYOUT, outcome)
+    agent.check_drift("all-1g.5gb", outcome)
     assert rig.node.labels[well_known.STATE_LABEL] == "success"
 
 
@@ -84,7 +83,7 @@ def test_phantom_devices_after_a_drift_that_is_over_are_reported() -> None:
     reasons = []
     for gpus in (rig.gpus, nodes.node(layout="all-balanced").gpus, rig.gpus, rig.gpus):
         rig.gpus = gpus
-        agent.check_drift(LAYOUT, outcome)
+        agent.check_drift("all-1g.5gb", outcome)
         reasons.append(rig.node.status["reason"])
 
     assert reasons == ["PhantomDevices", "Drifted", "AlreadyApplied", "PhantomDevices"]
@@ -96,7 +95,7 @@ def test_phantom_devices_that_stay_end_the_proof_of_a_change_soon() -> None:
     rig.fail_always = {"node.remove": FORBIDDEN}
     agent = agents.new_agent(rig, limits={"plugin_timeout_s": 3000})
 
-    ends.assert_ends(rig, Reason.PHANTOM_DEVICES, PHANTOM, layout=LAYOUT, by=agent)
+    ends.run_to(rig, "all-1g.5gb", Reason.PHANTOM_DEVICES, PHANTOM, by=agent)
 
     assert rig.clock.monotonic() < 300
 
@@ -111,7 +110,7 @@ def test_phantom_devices_are_counted_until_they_are_gone(last: str) -> None:
         if is_last and last == "without a request":
             agent.restore_without_request()
         else:
-            agent.check_drift(LAYOUT, outcome)
+            agent.check_drift("all-1g.5gb", outcome)
         samples.append(counts.registry.get_sample_value("mig_manager_phantom_devices"))
         rig.kubelet.phantoms.clear()
 
@@ -121,22 +120,22 @@ def test_phantom_devices_are_counted_until_they_are_gone(last: str) -> None:
 def test_a_run_retries_after_a_person_removed_phantom_devices() -> None:
     rig, agent, _ = node_at_rest()
     rig.fail_always = {"node.remove": FORBIDDEN}
-    assert agents.run(rig, LAYOUT, by=agent).should_retry
+    assert agents.run(rig, "all-1g.5gb", by=agent).should_retry
 
     rig.kubelet.phantoms.clear()
 
-    ends.assert_ends(rig, Reason.ALREADY_APPLIED, layout=LAYOUT, by=agent, attempt=2)
+    ends.run_to(rig, "all-1g.5gb", Reason.ALREADY_APPLIED, by=agent, attempt=2)
 
 
 def test_an_agent_that_restarts_beside_phantom_devices_evicts_no_pod() -> None:
     rig, agent, outcome = node_at_rest()
     rig.fail_always = {"node.remove": FORBIDDEN}
-    agent.check_drift(LAYOUT, outcome)
+    agent.check_drift("all-1g.5gb", outcome)
     rig.gpus = nodes.node(layout="all-balanced").gpus
     rig.pods.add("worker", devices=frozenset(rig.gpus[0].mig_uuids))
-    restarted = agents.start(rig, LAYOUT)
+    restarted = agents.start(rig, "all-1g.5gb")
 
-    ends.assert_ends(rig, Reason.DRIFTED, layout=LAYOUT, by=restarted)
+    ends.run_to(rig, "all-1g.5gb", Reason.DRIFTED, by=restarted)
 
     assert "worker" in rig.pods.names
 
@@ -147,7 +146,7 @@ def test_phantom_devices_without_a_plugin_do_not_mean_a_lost_plugin() -> None:
     rig.pods.clear()
     rig.kubelet.schedulable = {}
 
-    ends.assert_ends(rig, Reason.ALREADY_APPLIED, layout=LAYOUT, by=agent)
+    ends.run_to(rig, "all-1g.5gb", Reason.ALREADY_APPLIED, by=agent)
 
 
 @pytest.mark.parametrize("others", [{}, {"nvidia.com/hostdev": frozenset({"nic"})}])
@@ -160,7 +159,7 @@ def test_a_plugin_that_has_just_ended_is_awaited_beside_phantom_devices(
     rig.plugin.unhealthy = dict(rig.kubelet.schedulable)
     rig.kubelet.schedulable = {"nvidia.com/gpu": frozenset(), **others}
 
-    ends.assert_ends(rig, Reason.PLUGIN_NOT_READY, layout=LAYOUT, by=agent)
+    ends.run_to(rig, "all-1g.5gb", Reason.PLUGIN_NOT_READY, by=agent)
 
 
 @pytest.mark.parametrize("resource", ["nvidia.com/hostdev", "nvidia.com/mig-1g.5gb"])
@@ -168,7 +167,7 @@ def test_resources_of_others_and_of_the_gpus_stay(resource: str) -> None:
     rig, agent, outcome = node_at_rest()
     rig.kubelet.phantoms = {resource: 4}
 
-    agent.check_drift(LAYOUT, outcome)
+    agent.check_drift("all-1g.5gb", outcome)
 
     assert rig.kubelet.phantoms == {resource: 4}
     assert "node.remove" not in rig.log
@@ -180,6 +179,6 @@ def test_a_drift_check_without_phantoms_requests_nothing() -> None:
     rig.node.labels["nvidia.com/mig.strategy"] = "single"
     rig.log.clear()
 
-    agent.check_drift(LAYOUT, outcome)
+    agent.check_drift("all-1g.5gb", outcome)
 
     assert rig.log == ["gpus.observe"]

@@ -19,7 +19,7 @@ def test_the_plugin_starts_with_the_config_that_goes_with_the_layout() -> None:
     keys = (well_known.PLUGIN_CONFIG_LABEL, well_known.PLUGIN_DEPLOY_LABEL)
     label_pairs = strikes.note(rig, lambda: (rig.node.labels[keys[0]], rig.node.labels[keys[1]]))
 
-    ends.assert_ends(rig, Reason.APPLIED)
+    ends.run_to(rig, "one-slice-changed", Reason.APPLIED)
 
     assert set(label_pairs) == {
         ("whole", "true"),
@@ -39,7 +39,7 @@ def test_a_plugin_config_is_restored_where_the_change_or_the_plugin_fails(
         rig.driver.step_error = strikes.refuse(steps.CreateGpuInstance, times=1)
 
     reason = Reason.PLUGIN_NOT_READY if is_plugin_broken else Reason.INSUFFICIENT_RESOURCES
-    ends.assert_ends(rig, reason)
+    ends.run_to(rig, "one-slice-changed", reason)
 
     assert rig.node.labels[well_known.PLUGIN_CONFIG_LABEL] == "whole"
 
@@ -47,10 +47,14 @@ def test_a_plugin_config_is_restored_where_the_change_or_the_plugin_fails(
 def test_the_first_plugin_config_is_restored_after_an_upgrade_with_another() -> None:
     rig = sharing_node()
     rig.plugin.is_broken = True
-    strikes.kill_when(rig, lambda: rig.node.labels[well_known.PLUGIN_CONFIG_LABEL] == "sliced")
-    rig.policy = policies.Policy(plugin_configs=((agents.LAYOUT, "halved"),))
+    strikes.kill_when(
+        rig,
+        lambda: rig.node.labels[well_known.PLUGIN_CONFIG_LABEL] == "sliced",
+        lambda rig: agents.run(rig, "one-slice-changed"),
+    )
+    rig.policy = policies.Policy(plugin_configs=(("one-slice-changed", "halved"),))
 
-    assert agents.resume(rig, agents.LAYOUT).reason is Reason.PLUGIN_NOT_READY
+    assert agents.resume(rig, "one-slice-changed").reason is Reason.PLUGIN_NOT_READY
 
     assert rig.node.labels[well_known.PLUGIN_CONFIG_LABEL] == "whole"
 
@@ -64,7 +68,7 @@ def test_plugin_config_of_another_program_is_not_overwritten() -> None:
             rig.node.labels[well_known.PLUGIN_CONFIG_LABEL] = "mine"
 
     rig.clock.on_wait.append(choose)
-    agents.run(rig)
+    agents.run(rig, "one-slice-changed")
 
     assert rig.node.labels[well_known.PLUGIN_CONFIG_LABEL] == "mine"
 
@@ -74,7 +78,7 @@ def test_active_layout_gets_its_plugin_config_without_gpu_changes() -> None:
     rig.policy = policies.Policy(plugin_configs=(("*", "sliced"),))
     (old_plugin,) = rig.pods
 
-    ends.assert_ends(rig, Reason.ALREADY_APPLIED)
+    ends.run_to(rig, "one-slice-changed", Reason.ALREADY_APPLIED)
 
     assert rig.node.labels[well_known.PLUGIN_CONFIG_LABEL] == "sliced"
     assert old_plugin not in rig.pods

@@ -86,8 +86,6 @@ def node_with(
     return rig, Deployment(rig, devices, room_elsewhere=room_elsewhere, starts=starts)
 
 
-LAYOUT = "first-gpu-whole"
-
 CONFIG = """
 version: v1
 mig-configs:
@@ -101,7 +99,7 @@ mig-configs:
 
 
 def try_once(
-    rig: node_rig.NodeRig, by: agents.AgentInMemory | None = None, layout: str = LAYOUT
+    rig: node_rig.NodeRig, by: agents.AgentInMemory | None = None, layout: str = "first-gpu-whole"
 ) -> outcomes.Outcome:
     """Try a layout, once more if the agent has tried before, and let the pause after it pass."""
     agent = by or agents.new_agent(rig, layouts=CONFIG)

@@ -71,7 +71,7 @@ FORBIDDEN = api_error(reasons.Reason.FORBIDDEN, 403)
 SILENT = api_error(reasons.Reason.API_UNAVAILABLE, 503)
 
 
-def assert_fails(
+def drain_to_failure(
     rig: NodeRig, reason: reasons.Reason, text: str = "", **options: Any
 ) -> errors.MigManagerError:
     """Drain until the deadline; check the reason and a text of the message."""

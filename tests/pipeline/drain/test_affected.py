@@ -36,7 +36,7 @@ def test_a_finished_pod_that_kubelet_still_lists_does_not_use_its_device() -> No
     # Before 1.34 kubelet lists the devices of finished pods too.
     rig.pods.add("finished", devices=frozenset({uuids[3]}), phase="Succeeded")
 
-    ends.assert_ends(rig, Reason.APPLIED, layout="six", layouts=SIX)
+    ends.run_to(rig, "six", Reason.APPLIED, layouts=SIX)
 
     assert running <= rig.pods.keys()
     assert "workloads.evict" not in rig.log
@@ -51,7 +51,7 @@ def test_a_pod_that_finishes_while_its_eviction_is_recorded_is_not_deleted() -> 
         lambda: rig.pods.change(rig.pods.uid_of("affected"), phase="Succeeded"),
     )
 
-    ends.assert_ends(rig, Reason.APPLIED)
+    ends.run_to(rig, "one-slice-changed", Reason.APPLIED)
 
     assert "affected" in rig.pods.names
 
@@ -66,7 +66,7 @@ def test_pod_with_an_unknown_device_id_leaves_before_destruction() -> None:
             is_gone.append(trainer not in rig.pods)
 
     rig.driver.step_error = watch
-    ends.assert_ends(rig, Reason.APPLIED, layout="six", layouts=SIX)
+    ends.run_to(rig, "six", Reason.APPLIED, layouts=SIX)
 
     assert is_gone == [True]
 
@@ -92,7 +92,7 @@ def test_pod_on_a_device_without_uuid_counts_as_its_user(reason: Reason, *, is_h
         for gpu in rig.gpus
     )
     # It has no process, but may be about to begin one.
-    assert agents.run(rig, is_heal=is_heal).reason is reason
+    assert agents.run(rig, "one-slice-changed", is_heal=is_heal).reason is reason
 
     assert ("affected" in rig.pods.names) is is_heal
     assert "spared" in rig.pods.names
@@ -105,7 +105,7 @@ def test_a_pod_stays_once_its_only_containers_with_a_gpu_have_ended() -> None:
     rig.pods.add("warmed", gpu_resources=gpu, completed_resources=frozenset(gpu))
     rig.pods.add("warming", gpu_resources=gpu, has_gpu_init=True)
 
-    ends.assert_ends(rig, Reason.APPLIED)
+    ends.run_to(rig, "one-slice-changed", Reason.APPLIED)
 
     assert "warmed" in rig.pods.names
     assert "warming" not in rig.pods.names
@@ -117,7 +117,7 @@ def test_a_pod_that_uses_a_device_of_another_gpu_stays() -> None:
     devices, resources = frozenset({device, "mlx5_0"}), {"nvidia.com/gpu": 1}
     pod = rig.pods.add("trainer", devices=devices, gpu_resources=resources)
 
-    ends.assert_ends(rig, Reason.APPLIED, layout="six", layouts=SIX)
+    ends.run_to(rig, "six", Reason.APPLIED, layouts=SIX)
 
     assert pod in rig.pods
 
@@ -134,9 +134,9 @@ def test_an_unhealthy_device_elsewhere_ends_no_run_and_restarts_no_plugin() -> N
     rig.clock.on_wait.append(fail)
     fail()
 
-    ends.assert_ends(rig, Reason.ALREADY_APPLIED, layout="all-1g.5gb")
+    ends.run_to(rig, "all-1g.5gb", Reason.ALREADY_APPLIED)
     assert rig.log.count("workloads.delete") == 0
-    ends.assert_ends(rig, Reason.APPLIED, layout="six", layouts=SIX)
+    ends.run_to(rig, "six", Reason.APPLIED, layouts=SIX)
 
 
 def test_a_plugin_that_missed_a_gpu_restarts_beside_a_former_capacity() -> None:
@@ -150,7 +150,7 @@ def test_a_plugin_that_missed_a_gpu_restarts_beside_a_former_capacity() -> None:
     }
     rig.plugin.unhealthy = {"nvidia.com/gpu": frozenset(gpu.uuid for gpu in rig.gpus)}
 
-    ends.assert_ends(rig, Reason.ALREADY_APPLIED, layout="whole", layouts=text)
+    ends.run_to(rig, "whole", Reason.ALREADY_APPLIED, layouts=text)
 
     devices = frozenset(uuid for gpu in rig.gpus for uuid in gpu.mig_uuids)
     assert rig.kubelet.schedulable == {"nvidia.com/gpu": devices}
@@ -167,7 +167,7 @@ def test_a_plugin_that_missed_a_gpu_restarts_once_the_gpu_is_back() -> None:
     rig.kubelet.schedulable = {"nvidia.com/mig-7g.40gb": served, "nvidia.com/gpu": frozenset()}
     rig.plugin.unhealthy = {"nvidia.com/gpu": frozenset({rig.gpus[1].uuid})}
 
-    ends.assert_ends(rig, Reason.ALREADY_APPLIED, layout="first", by=agent, is_heal=True)
+    ends.run_to(rig, "first", Reason.ALREADY_APPLIED, by=agent, is_heal=True)
 
     assert rig.kubelet.schedulable == {"nvidia.com/gpu": served | {rig.gpus[1].uuid}}
 
@@ -189,7 +189,7 @@ def test_the_stage_after_a_mode_change_keeps_the_devices_in_use(hooks: str) -> N
     for start in (2, 3):
         rig.pods.add(f"pod-{start}", devices=frozenset({used[start] or ""}))
 
-    ends.assert_ends(rig, Reason.APPLIED, layout="off-and-three", layouts=MODE_OF_ANOTHER)
+    ends.run_to(rig, "off-and-three", Reason.APPLIED, layouts=MODE_OF_ANOTHER)
 
     assert {"pod-2", "pod-3"} <= rig.pods.names
     assert {used[2], used[3]} <= set(rig.gpus[1].mig_uuids)
@@ -242,7 +242,7 @@ def test_a_device_of_a_terminating_pod_is_destroyed_before_that_of_another(
     rig.pods.add("running", devices=frozenset({second}))
 
     agent = agents.new_agent(rig, layouts=ONE_OF_TWO + mode_change)
-    ends.assert_ends(rig, Reason.APPLIED, layout="one-of-two", by=agent)
+    ends.run_to(rig, "one-of-two", Reason.APPLIED, by=agent)
 
     assert ("workloads.evict" in rig.log) is not is_spared
     assert ("running" in rig.pods.names) is is_spared
@@ -313,7 +313,7 @@ def test_the_device_is_destroyed_whose_loss_evicts_the_fewest_pods(
     for device in sorted(rig.gpus[0].mig_uuids):
         (add_cheapest if device == cheapest else add_other)(rig, device)
 
-    ends.assert_ends(rig, Reason.APPLIED, layout="six", layouts=SIX + second)
+    ends.run_to(rig, "six", Reason.APPLIED, layouts=SIX + second)
 
     assert cheapest not in rig.gpus[0].mig_uuids
     assert rig.log.count("workloads.evict") == evictions
@@ -333,7 +333,7 @@ def test_a_pod_bound_before_the_taint_keeps_its_device_if_another_is_free(when: 
         lambda: rig.log[-1] == when and "gpus.observe" in rig.log,
         lambda: rig.pods.add("bound", devices=frozenset({destroyed})),
     )
-    ends.assert_ends(rig, Reason.APPLIED, layout="one-of-two", layouts=ONE_OF_TWO)
+    ends.run_to(rig, "one-of-two", Reason.APPLIED, layouts=ONE_OF_TWO)
 
     assert "bound" in rig.pods.names
     assert "workloads.evict" not in rig.log
@@ -365,7 +365,7 @@ def test_a_pod_bound_before_the_pause_is_spared_if_another_device_is_free() -> N
         devices = one_device(rig, is_destroyed=True)
         strikes.at_call(rig, index, functools.partial(rig.pods.add, "bound", devices=devices))
 
-        ends.assert_ends(rig, Reason.APPLIED, layout="one-of-two", layouts=ONE_OF_TWO)
+        ends.run_to(rig, "one-of-two", Reason.APPLIED, layouts=ONE_OF_TWO)
 
         assert "bound" in rig.pods.names, undisturbed.log[index]
 
@@ -390,7 +390,7 @@ def test_a_pod_bound_during_a_drain_is_spared_if_another_device_is_free(
     strikes.at_time(rig, 3, lambda: rig.pods.add("late", devices=devices))
     strikes.at_time(rig, 7, rig.disruptions.refusals.clear)
 
-    ends.assert_ends(rig, Reason.APPLIED, layout="one-of-three", layouts=ONE_OF_THREE)
+    ends.run_to(rig, "one-of-three", Reason.APPLIED, layouts=ONE_OF_THREE)
 
     assert "late" in rig.pods.names
     assert rig.log.count("workloads.evict") == 1
@@ -403,7 +403,7 @@ def test_a_pod_is_spared_once_an_equal_device_is_free_before_the_evictions() -> 
     rig.disruptions.refusals["blocked"] = "budget"
     strikes.at_time(rig, 7, lambda: rig.pods.terminate(ending))
 
-    ends.assert_ends(rig, Reason.APPLIED, layout="one-of-two", layouts=ONE_OF_TWO)
+    ends.run_to(rig, "one-of-two", Reason.APPLIED, layouts=ONE_OF_TWO)
 
     assert "blocked" in rig.pods.names
     assert "workloads.evict" not in rig.log
@@ -423,7 +423,7 @@ def test_no_plan_for_changed_pods_begins_at_the_end_of_a_drain() -> None:
 
     rig.on_call = fall_silent
     why = "not evicted because the use of devices just changed"
-    ends.assert_ends(rig, Reason.DRAIN_TIMEOUT, why, layout="one-of-three", layouts=ONE_OF_THREE)
+    ends.run_to(rig, "one-of-three", Reason.DRAIN_TIMEOUT, why, layouts=ONE_OF_THREE)
 
     assert rig.clock.now_s < 25
     assert "late" in rig.pods.names
@@ -434,7 +434,7 @@ def test_a_drain_by_force_goes_on_by_force_after_another_plan() -> None:
     devices = one_device(rig, is_destroyed=True)
     strikes.at_time(rig, 20.2, lambda: rig.pods.add("late", devices=devices))
 
-    ends.assert_ends(rig, Reason.APPLIED, layout="one-of-three", layouts=ONE_OF_THREE)
+    ends.run_to(rig, "one-of-three", Reason.APPLIED, layouts=ONE_OF_THREE)
 
     assert rig.clock.now_s < 30
     assert "late" in rig.pods.names
@@ -450,7 +450,7 @@ def test_no_pod_is_evicted_if_one_that_came_during_slow_checks_must_stay() -> No
         rig.pods.add("late", devices=devices)
 
     strikes.act_once(rig, lambda: rig.log[-1] == "workloads.can_evict", start_late)
-    ends.assert_ends(rig, Reason.DRAIN_TIMEOUT, layout="one-of-three", layouts=ONE_OF_THREE)
+    ends.run_to(rig, "one-of-three", Reason.DRAIN_TIMEOUT, layouts=ONE_OF_THREE)
 
     assert {"affected", "late"} <= rig.pods.names
 
@@ -461,9 +461,8 @@ def test_a_newer_request_ends_a_drain_between_two_evictions(call: str) -> None:
     for number, device in enumerate(rig.gpus[0].mig_uuids):
         rig.pods.add(f"pod-{number}", devices=frozenset({device}))
 
-    ends.assert_superseded(
-        rig, "all-disabled", ends_when=lambda: call in rig.log, is_replaced=True
-    )
+    ends.supersede(rig, "all-disabled", ends_when=lambda: call in rig.log, is_replaced=True)
+    ends.assert_restored(rig)
 
     assert rig.log.count(call) == 1
 
@@ -508,7 +507,7 @@ def test_a_starting_pod_is_evicted_only_once_kubelet_had_time_to_list_it(
     uids: list[str] = []
 
     strikes.act_once(rig, lambda: is_due(rig), lambda: uids.append(starting_pod(rig, **pod)))
-    ends.assert_ends(rig, Reason.APPLIED)
+    ends.run_to(rig, "one-slice-changed", Reason.APPLIED)
 
     assert (uids[0] in rig.pods) is stays
     assert rig.log.count("workloads.evict") == 1 + (not stays)
@@ -535,7 +534,7 @@ def test_a_pod_that_kubelet_has_not_admitted_is_given_longer(
             rig.pods.change(uids[0], is_admitted=True)
 
     rig.on_call = bind_and_admit
-    ends.assert_ends(rig, Reason.APPLIED)
+    ends.run_to(rig, "one-slice-changed", Reason.APPLIED)
 
     assert (uids[0] in rig.pods) is stays
     assert rig.log.count("workloads.evict") == 1 + (not stays)
@@ -547,7 +546,7 @@ def test_a_pod_that_is_never_admitted_does_not_use_up_a_short_drain() -> None:
     rig.pods.change(uid, is_admitted=False)
 
     by = agents.new_agent(rig, limits={"drain_timeout_s": 8.0})
-    ends.assert_ends(rig, Reason.APPLIED, by=by)
+    ends.run_to(rig, "one-slice-changed", Reason.APPLIED, by=by)
 
     assert rig.log.count("workloads.evict") == 2
 
@@ -569,7 +568,7 @@ def test_plugin_is_paused_once_kubelet_has_admitted_the_bound_pods() -> None:
             rig.pods.change(uids[0], is_admitted=True, phase=phase)
 
     rig.on_call = bind_and_admit
-    ends.assert_ends(rig, Reason.APPLIED)
+    ends.run_to(rig, "one-slice-changed", Reason.APPLIED)
 
     assert rig.pods[uids[0]].phase == "Running"
 
@@ -589,7 +588,7 @@ def test_a_starting_pod_of_a_profile_that_stays_is_not_evicted(
     rig = nodes.busy_node()
     uid = rig.pods.add("starting", phase="Pending", gpu_resources={resource: 1})
 
-    ends.assert_ends(rig, Reason.APPLIED)
+    ends.run_to(rig, "one-slice-changed", Reason.APPLIED)
 
     assert (uid in rig.pods) is stays
     assert (rig.clock.now_s < 2) is stays
@@ -605,6 +604,6 @@ def test_a_pod_whose_devices_a_silent_kubelet_hides_is_not_evicted() -> None:
 
     strikes.act_once(rig, lambda: rig.node.has_hold_taint, bind)
     why = "not evicted before its devices are known, kubelet does not answer"
-    ends.assert_ends(rig, Reason.DRAIN_TIMEOUT, "default/starting", why)
+    ends.run_to(rig, "one-slice-changed", Reason.DRAIN_TIMEOUT, "default/starting", why)
 
     assert "workloads.evict" not in rig.log

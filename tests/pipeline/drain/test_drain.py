@@ -18,7 +18,7 @@ from tests.pipeline.drain.drains import (
     DOOMED,
     FORCE,
     SILENT,
-    assert_fails,
+    drain_to_failure,
     empty,
     evicted_by,
     gpu_pod,
@@ -50,7 +50,7 @@ def test_the_pause_that_a_server_requests_is_kept(rig: NodeRig) -> None:
     asked_at_s = strikes.note(
         rig, lambda: rig.clock.now_s, when=lambda: rig.log[-1] == "workloads.can_evict"
     )
-    assert_fails(rig, Reason.DRAIN_TIMEOUT, "is being computed")
+    drain_to_failure(rig, Reason.DRAIN_TIMEOUT, "is being computed")
 
     gaps = [later - sooner for sooner, later in itertools.pairwise(asked_at_s)]
     assert len(gaps) == 3
@@ -61,7 +61,9 @@ def test_the_pause_that_a_server_requests_is_kept(rig: NodeRig) -> None:
     ("drain_it", "deletions"),
     [
         pytest.param(functools.partial(run_drain, policy=FORCE), 1, id="by force"),
-        pytest.param(functools.partial(assert_fails, reason=Reason.DRAIN_TIMEOUT), 0, id="not"),
+        pytest.param(
+            functools.partial(drain_to_failure, reason=Reason.DRAIN_TIMEOUT), 0, id="not"
+        ),
     ],
 )
 def test_pause_longer_than_the_deadline_ends_with_it(
@@ -82,7 +84,7 @@ def test_message_has_the_grace_period_of_a_terminating_pod() -> None:
     uid = gpu_pod(rig, grace_s=600)
     rig.kubelet.all_end_from_s = math.inf
 
-    assert_fails(rig, Reason.DRAIN_TIMEOUT, "still terminating, which may take 600 s")
+    drain_to_failure(rig, Reason.DRAIN_TIMEOUT, "still terminating, which may take 600 s")
 
     assert rig.pods[uid].is_terminating
     assert rig.log.count("workloads.evict") == 1
@@ -99,7 +101,7 @@ def test_pod_that_stays_after_its_eviction_was_accepted_is_named_as_such() -> No
     rig.kubelet.all_end_from_s = math.inf
     rig.clock.on_wait.append(keep)
 
-    assert_fails(rig, Reason.DRAIN_TIMEOUT, "accepted its eviction, and it is not terminating")
+    drain_to_failure(rig, Reason.DRAIN_TIMEOUT, "accepted its eviction, and it is not terminating")
 
 
 def test_pod_that_is_evicted_at_the_deadline_is_named_as_such() -> None:
@@ -108,7 +110,7 @@ def test_pod_that_is_evicted_at_the_deadline_is_named_as_such() -> None:
     rig.disruptions.refusals["train"] = "budget"
     strikes.at_time(rig, 20, rig.disruptions.refusals.clear)
 
-    assert_fails(rig, Reason.DRAIN_TIMEOUT, "default/train (was evicted just now)")
+    drain_to_failure(rig, Reason.DRAIN_TIMEOUT, "default/train (was evicted just now)")
 
 
 @pytest.mark.parametrize(
@@ -202,7 +204,7 @@ def test_force_deletes_and_announces_nothing_while_kubelet_is_silent(rig: NodeRi
 
     strikes.at_time(rig, 5, bind)
 
-    assert_fails(rig, Reason.DRAIN_TIMEOUT, "kubelet does not answer", policy=FORCE)
+    drain_to_failure(rig, Reason.DRAIN_TIMEOUT, "kubelet does not answer", policy=FORCE)
     assert not rig.node.status_messages
     assert "workloads.delete" not in rig.log
 
@@ -244,7 +246,7 @@ def test_a_pod_that_even_force_does_not_move_in_time_fails_the_drain(rig: NodeRi
     rig.disruptions.refusals["train"] = "no"
     rig.kubelet.all_end_from_s = math.inf
 
-    error = assert_fails(rig, Reason.DRAIN_TIMEOUT, "as long again by force", policy=FORCE)
+    error = drain_to_failure(rig, Reason.DRAIN_TIMEOUT, "as long again by force", policy=FORCE)
 
     assert isinstance(error, errors.DrainError)
     assert error.keeps_taint
@@ -266,7 +268,7 @@ def test_force_deletes_no_pod_once_another_may_not_be_removed(rig: NodeRig) -> N
     strikes.at_each_call(rig, "workloads.list", keep)
 
     why = "default/train (waits for the others); default/kept (its annotation"
-    assert_fails(rig, Reason.DRAIN_TIMEOUT, why, policy=FORCE)
+    drain_to_failure(rig, Reason.DRAIN_TIMEOUT, why, policy=FORCE)
 
     assert "workloads.delete" not in rig.log
     assert rig.node.status_messages == []

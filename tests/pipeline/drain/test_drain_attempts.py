@@ -13,7 +13,6 @@ from mig_manager.reasons import Reason
 from tests.pipeline.drain import drains
 from tests.pipeline.drain.deployments import (
     CONFIG,
-    LAYOUT,
     Deployment,
     is_closed,
     node_with,
@@ -26,7 +25,7 @@ News = Callable[[inboxes.Inbox, node_rig.NodeRig], object]
 
 def reason_unless_superseded(agent: agents.AgentInMemory, inbox: inboxes.Inbox) -> Reason | None:
     with contextlib.suppress(errors.Superseded):
-        return agent.run(LAYOUT, inbox.request(LAYOUT)).reason
+        return agent.run("first-gpu-whole", inbox.request("first-gpu-whole")).reason
     return None
 
 
@@ -83,10 +82,10 @@ def test_file_change_after_the_drain_evicts_no_successor() -> None:
 
     inbox = inboxes.Inbox(rig.clock, report=report)
     with pytest.raises(errors.Superseded):
-        agent.run(LAYOUT, inbox.request(LAYOUT))
+        agent.run("first-gpu-whole", inbox.request("first-gpu-whole"))
 
     rig.clock.wait(1)
-    assert agent.run(LAYOUT, fakes.FakeRequest(rig.clock)).state is model.State.SUCCESS
+    assert agent.run("first-gpu-whole", fakes.FakeRequest(rig.clock)).state is model.State.SUCCESS
     assert serving.kills == 1
     ends.assert_restored(rig)
 
@@ -111,7 +110,7 @@ def test_file_change_after_a_refused_eviction_reopens_the_node() -> None:
     strikes.at_time(rig, 3, inbox.put_file_change)
 
     with pytest.raises(errors.Superseded):
-        agents.new_agent(rig).run(agents.LAYOUT, inbox.request(agents.LAYOUT))
+        agents.new_agent(rig).run("one-slice-changed", inbox.request("one-slice-changed"))
 
     ends.assert_restored(rig)
 
@@ -219,7 +218,7 @@ def test_an_agent_that_is_restarted_between_two_tries_evicts_no_pod_again() -> N
     rig, serving = node_with(room_elsewhere=0)
     try_once(rig)
 
-    successor = agents.start(rig, LAYOUT, layouts=CONFIG)
+    successor = agents.start(rig, "first-gpu-whole", layouts=CONFIG)
 
     assert try_once(rig, successor).reason is Reason.DRAIN_STALLED
     assert is_closed(rig)

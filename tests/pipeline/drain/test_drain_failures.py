@@ -15,7 +15,7 @@ from tests.pipeline.drain.drains import (
     PASSIVE,
     SILENT,
     api_error,
-    assert_fails,
+    drain_to_failure,
     empty,
     evicted_by,
     gpu_pod,
@@ -44,7 +44,7 @@ def test_forbidden_evictions_name_the_pods_and_the_missing_right(rig: NodeRig) -
     gpu_pod(rig, "second")
     rig.fail_always = {"workloads.can_evict": FORBIDDEN}
 
-    error = assert_fails(
+    error = drain_to_failure(
         rig,
         Reason.FORBIDDEN,
         "default/train, default/second (the agent may not evict it (Forbidden)); the API said 403",
@@ -91,7 +91,7 @@ def test_right_that_is_revoked_between_two_evictions_is_waited_for(rig: NodeRig)
     second = gpu_pod(rig, "second")
     workloads = Choosy(rig, trial={}, real={"second": FORBIDDEN})
 
-    error = assert_fails(rig, Reason.FORBIDDEN, "1 pod still uses", workloads=workloads)
+    error = drain_to_failure(rig, Reason.FORBIDDEN, "1 pod still uses", workloads=workloads)
 
     assert ": default/second" in error.message
     assert list(rig.pods) == [second]
@@ -111,7 +111,7 @@ def test_no_pod_is_evicted_while_another_cannot_be(
 ) -> None:
     gpu_pod(rig, "second")
 
-    assert_fails(rig, Reason.FORBIDDEN, text, workloads=Choosy(rig, trial=trial, real={}))
+    drain_to_failure(rig, Reason.FORBIDDEN, text, workloads=Choosy(rig, trial=trial, real={}))
 
     assert "workloads.evict" not in rig.log
 
@@ -122,7 +122,7 @@ def test_a_pod_that_is_leaving_by_itself_is_not_blamed_on_a_missing_right(rig: N
     rig.kubelet.all_end_from_s = math.inf
     strikes.at_time(rig, 2, lambda: rig.pods.change(uid, is_terminating=True))
 
-    assert_fails(rig, Reason.DRAIN_TIMEOUT, "still terminating")
+    drain_to_failure(rig, Reason.DRAIN_TIMEOUT, "still terminating")
 
 
 def test_a_request_that_the_api_calls_wrong_ends_the_drain_at_once(rig: NodeRig) -> None:
@@ -153,7 +153,7 @@ def test_lasting_refusal_is_the_reason_and_is_retried_every_few_seconds(
         rig.disruptions.refusals["train"] = "no"
     rig.fail_always = {f"workloads.{call}": error}
 
-    assert_fails(rig, error.reason, why, policy=FORCE if by_force else None)
+    drain_to_failure(rig, error.reason, why, policy=FORCE if by_force else None)
 
     assert 2 <= rig.log.count(f"workloads.{call}") <= most_calls
 
@@ -177,7 +177,7 @@ def test_force_that_fails_does_not_give_the_reason_of_the_budgets(
     # Its grace period is longer.
     rig.kubelet.all_end_from_s = math.inf
 
-    failure = assert_fails(rig, Reason.DRAIN_TIMEOUT, "still terminating", policy=FORCE)
+    failure = drain_to_failure(rig, Reason.DRAIN_TIMEOUT, "still terminating", policy=FORCE)
 
     assert "udget" not in failure.message
     assert str(error.status) not in failure.message
@@ -223,7 +223,7 @@ def test_silent_api_ends_the_drain_at_the_deadline(rig: NodeRig) -> None:
     rig.kubelet.all_end_from_s = math.inf
     strikes.at_time(rig, 0, lambda: rig.fail_always.update({"workloads.list": SILENT}))
 
-    assert str(assert_fails(rig, Reason.API_UNAVAILABLE)) == str(SILENT)
+    assert str(drain_to_failure(rig, Reason.API_UNAVAILABLE)) == str(SILENT)
 
 
 def test_a_silent_api_is_not_taken_for_an_empty_node() -> None:

@@ -14,7 +14,6 @@ from mig_manager.core.settings import node_settings
 from tests.pipeline import repairs
 from tests.rigs.node import agents, ends, fakes, gpu_values, node_rig, nodes, strikes
 
-LAYOUT = "all-balanced"
 RESET = model.RecoveryAction.GPU_RESET
 REBOOT = model.RecoveryAction.NODE_REBOOT
 HEALTHY = model.RecoveryAction.NONE
@@ -24,9 +23,9 @@ def node_at_rest(
     **limits: Any,
 ) -> tuple[node_rig.NodeRig, agents.AgentInMemory, outcomes.Outcome]:
     """Return a node whose layout is active and whose GPUs report no fault."""
-    rig = nodes.node(layout=LAYOUT)
+    rig = nodes.node(layout="all-balanced")
     set_action(rig, HEALTHY, *range(len(rig.gpus)))
-    return nodes.at_rest(LAYOUT, rig=rig, limits=limits)
+    return nodes.at_rest("all-balanced", rig=rig, limits=limits)
 
 
 def set_action(rig: node_rig.NodeRig, action: model.RecoveryAction, *indices: int) -> None:
@@ -46,7 +45,7 @@ def test_a_fault_is_reported_once_and_the_layout_stays_a_success() -> None:
 
     with structlog.testing.capture_logs() as logs:
         for _ in range(3):
-            agent.check_drift(LAYOUT, outcome)
+            agent.check_drift("all-balanced", outcome)
 
     assert recovery(rig) == ("True", "GpuReset")
     assert rig.node.events == ["GpuRecoveryNeeded"]
@@ -65,7 +64,7 @@ def test_another_action_and_the_recovery_are_reported_too() -> None:
     rig, agent, outcome = node_at_rest()
     for action in (RESET, REBOOT, HEALTHY):
         set_action(rig, action, 0)
-        agent.check_drift(LAYOUT, outcome)
+        agent.check_drift("all-balanced", outcome)
 
     assert rig.node.events == ["GpuRecoveryNeeded", "GpuRecoveryNeeded", "GpuRecovered"]
     assert recovery(rig) == ("False", "NoRecoveryNeeded")
@@ -74,7 +73,7 @@ def test_another_action_and_the_recovery_are_reported_too() -> None:
 def test_a_node_without_faults_gets_neither_condition_nor_event() -> None:
     rig, agent, outcome = node_at_rest()
     before = len(rig.log)
-    agent.check_drift(LAYOUT, outcome)
+    agent.check_drift("all-balanced", outcome)
     assert (recovery(rig), rig.node.events) == (None, [])
     assert not {"node.patch", "node.update"} & set(rig.log[before:])
 
@@ -82,10 +81,10 @@ def test_a_node_without_faults_gets_neither_condition_nor_event() -> None:
 def test_a_restarted_agent_clears_the_condition_of_the_one_before() -> None:
     rig, agent, outcome = node_at_rest()
     set_action(rig, RESET, 0)
-    agent.check_drift(LAYOUT, outcome)
+    agent.check_drift("all-balanced", outcome)
     set_action(rig, HEALTHY, 0)
 
-    agents.run(rig, LAYOUT, by=agents.new_agent(rig))
+    agents.run(rig, "all-balanced", by=agents.new_agent(rig))
 
     assert recovery(rig) == ("False", "NoRecoveryNeeded")
 
@@ -93,7 +92,7 @@ def test_a_restarted_agent_clears_the_condition_of_the_one_before() -> None:
 def test_faults_found_by_a_run_are_reported_at_its_end() -> None:
     rig = nodes.node()
     set_action(rig, REBOOT, 1)
-    ends.assert_ends(rig, reasons.Reason.APPLIED, layout=LAYOUT)
+    ends.run_to(rig, "all-balanced", reasons.Reason.APPLIED)
     assert recovery(rig) == ("True", "NodeReboot")
     assert rig.node.events[-1] == "GpuRecoveryNeeded"
 
@@ -101,7 +100,7 @@ def test_faults_found_by_a_run_are_reported_at_its_end() -> None:
 def test_an_unreachable_gpu_is_in_the_condition_without_another_event() -> None:
     rig, agent, outcome = node_at_rest()
     rig.driver.lost.add(rig.gpus[1].uuid)
-    agent.check_drift(LAYOUT, outcome)
+    agent.check_drift("all-balanced", outcome)
     assert recovery(rig) == ("True", "GpuUnreachable")
     assert rig.node.events == []
 
@@ -119,12 +118,12 @@ def test_a_node_whose_only_gpu_is_lost_gets_the_condition(
 ) -> None:
     rig, agent, outcome = node_at_rest()
     rig.fail_always["gpus.observe"] = errors.HardwareError("GPU 0 is lost", reason=reason)
-    agent.check_drift(LAYOUT, outcome)
+    agent.check_drift("all-balanced", outcome)
     assert recovery(rig) == expected
     assert rig.node.labels[well_known.STATE_LABEL] == "success"
 
     del rig.fail_always["gpus.observe"]
-    agent.check_drift(LAYOUT, outcome)
+    agent.check_drift("all-balanced", outcome)
     assert recovery(rig) == (expected and ("False", "NoRecoveryNeeded"))
     assert rig.node.events.count("GpuRecovered") == (expected is not None)
 
@@ -135,7 +134,7 @@ def test_a_fault_does_not_change_the_repair_by_another_program() -> None:
     rig.pods.add("train", devices=frozenset(rig.gpus[0].mig_uuids[:1]))
     set_action(rig, RESET, 0)
 
-    agent.check_drift(LAYOUT, outcome)
+    agent.check_drift("all-balanced", outcome)
 
     assert recovery(rig) == ("True", "GpuReset")
     assert (rig.node.is_unschedulable, rig.node.taints) == (True, {"nvidia.com/gpu-error"})
@@ -148,7 +147,7 @@ def test_repair_off_reports_nothing_on_the_node() -> None:
     rig, agent, outcome = node_at_rest(repair=node_settings.RepairPolicy.OFF)
     set_action(rig, RESET, 0)
     agent.faults.add_xids([(rig.gpus[0].uuid, 79)])
-    agent.check_drift(LAYOUT, outcome)
+    agent.check_drift("all-balanced", outcome)
     agent.restore_without_request()
     agent.check_without_request()
     assert (recovery(rig), rig.node.events) == (None, [])
@@ -160,14 +159,14 @@ def test_a_fault_and_drift_are_published_without_the_right_to_list_pods(
 ) -> None:
     rig = repairs.stuck_node() if is_silent else repairs.faulty_node()
     agent = repairs.agent_of(rig)
-    outcome = agents.run(rig, repairs.LAYOUT, by=agent)
+    outcome = agents.run(rig, "all-balanced", by=agent)
     rig.node.recovery_condition = None
     rig.fail_always["workloads.list"] = strikes.BROKEN["workloads"]
     if is_silent:
         rig.gpus = gpu_values.without_instances(rig.gpus, 1)
 
     with contextlib.suppress(errors.ClusterError):
-        agent.check_drift(repairs.LAYOUT, outcome)
+        agent.check_drift("all-balanced", outcome)
 
     assert "Not reset now: broken." in repairs.message(rig)
     assert (rig.node.labels[well_known.STATE_LABEL] == "failed") is is_silent
@@ -188,16 +187,16 @@ def test_a_node_without_a_request_is_checked_too() -> None:
 
 
 def test_xids_are_counted_and_each_causes_one_event_an_hour() -> None:
-    rig = nodes.node(layout=LAYOUT)
+    rig = nodes.node(layout="all-balanced")
     telemetry = fakes.FakeTelemetry()
     agent = agents.new_agent(rig, telemetry=telemetry)
-    outcome = agents.run(rig, LAYOUT, by=agent)
+    outcome = agents.run(rig, "all-balanced", by=agent)
     rig.node.events.clear()
     uuid = rig.gpus[0].uuid
 
     def report(*xids: int) -> None:
         agent.faults.add_xids((uuid, xid) for xid in xids)
-        agent.check_drift(LAYOUT, outcome)
+        agent.check_drift("all-balanced", outcome)
 
     report(94, 94, 154)
     report(94)
@@ -214,10 +213,10 @@ def test_a_lost_write_is_tried_again_with_the_next_check() -> None:
     set_action(rig, RESET, 0)
     rig.fail_always["node.patch"] = strikes.BROKEN["node"]
     with pytest.raises(errors.ClusterError):
-        agent.check_drift(LAYOUT, outcome)
+        agent.check_drift("all-balanced", outcome)
 
     del rig.fail_always["node.patch"]
-    agent.check_drift(LAYOUT, outcome)
+    agent.check_drift("all-balanced", outcome)
 
     assert rig.node.events == ["GpuRecoveryNeeded"]
     assert rig.node.published_gpus[0].recovery_action is RESET

@@ -37,7 +37,7 @@ def test_a_repair_evicts_only_the_pods_of_the_gpu_and_restores_all(
     assert not any(gpu.needs_recovery for gpu in rig.gpus)
     assert {step.gpu_uuid for step in rig.driver.executed_steps} == {before[0].uuid}
     assert {"GpuRepairBegun", "Draining", "GpuRepaired", last} <= set(rig.node.events)
-    assert rig.node.labels[well_known.APPLIED_LABEL] == repairs.LAYOUT
+    assert rig.node.labels[well_known.APPLIED_LABEL] == "all-balanced"
     ends.assert_restored(rig)
 
 
@@ -59,18 +59,18 @@ def test_the_former_placements_return_although_the_planner_chooses_others() -> N
 def test_a_gpu_reset_by_a_person_before_its_repair_uses_no_attempt() -> None:
     rig = repairs.faulty_node()
     agent = repairs.agent_of(rig)
-    agent.recover(repairs.LAYOUT)
-    outcome = agents.run(rig, repairs.LAYOUT, by=agent)
-    assert agent.check_drift(repairs.LAYOUT, outcome) is drift.Action.RUN
+    agent.recover("all-balanced")
+    outcome = agents.run(rig, "all-balanced", by=agent)
+    assert agent.check_drift("all-balanced", outcome) is drift.Action.RUN
     rig.gpus = gpu_values.with_action(rig.gpus, model.RecoveryAction.NONE, 0)
 
-    outcome = agents.run(rig, repairs.LAYOUT, by=agent)
+    outcome = agents.run(rig, "all-balanced", by=agent)
 
     assert repairs.resets(rig) == 0
     assert any(text.endswith("no longer needs a reset.") for text in rig.node.event_messages)
     assert not any("was reset" in text for text in rig.node.event_messages)
     repairs.break_gpus(rig, 0)
-    assert agent.check_drift(repairs.LAYOUT, outcome) is drift.Action.RUN
+    assert agent.check_drift("all-balanced", outcome) is drift.Action.RUN
 
 
 def test_a_repair_and_its_layout_restart_a_stale_plugin_once() -> None:
@@ -85,7 +85,7 @@ def test_a_repair_and_its_layout_restart_a_stale_plugin_once() -> None:
     make_stale()
     rig.clock.on_wait.append(make_stale)
 
-    outcome = agents.run(rig, repairs.LAYOUT, by=agent)
+    outcome = agents.run(rig, "all-balanced", by=agent)
 
     assert outcome.reason is reasons.Reason.NOT_ALLOCATABLE
     assert rig.log.count("workloads.delete") == 1
@@ -183,9 +183,9 @@ def test_a_repair_begins_once_the_cordon_is_gone() -> None:
     rig.node.is_unschedulable = True
     agent = repairs.agent_of(rig)
     outcome = repairs.serve(rig, agent)
-    assert agent.check_drift(repairs.LAYOUT, outcome) is drift.Action.REST
+    assert agent.check_drift("all-balanced", outcome) is drift.Action.REST
     rig.node.is_unschedulable = False
-    assert agent.check_drift(repairs.LAYOUT, outcome) is drift.Action.RUN
+    assert agent.check_drift("all-balanced", outcome) is drift.Action.RUN
 
 
 @pytest.mark.parametrize(
@@ -222,7 +222,7 @@ def test_a_budget_stops_the_repair_and_the_layout_stays_a_success() -> None:
     assert repairs.resets(rig) == 0
     assert rig.gpus == before
     assert rig.node.labels[well_known.STATE_LABEL] == "success"
-    assert rig.node.labels[well_known.APPLIED_LABEL] == repairs.LAYOUT
+    assert rig.node.labels[well_known.APPLIED_LABEL] == "all-balanced"
     assert "GpuRepairFailed" in rig.node.events
     assert "another begins at" in repairs.message(rig)
     assert {"affected", "spared"} <= rig.pods.names
@@ -255,7 +255,7 @@ def test_a_repair_that_could_not_begin_is_neither_failed_nor_delayed(
     lock.refusals, rig.kubelet.is_silent, rig.fail_always = refusals, is_silent, dict(fail_always)
 
     with expectation:
-        agents.run(rig, repairs.LAYOUT, by=agent)
+        agents.run(rig, "all-balanced", by=agent)
 
     assert rig.node.labels[well_known.STATE_LABEL] == state
     assert "GpuRepairFailed" not in rig.node.events
@@ -297,10 +297,10 @@ def test_a_reset_that_cures_nothing_is_tried_once_and_then_pauses_longer() -> No
     pauses_s = []
     for number in range(2, 5):
         began_s = rig.clock.now_s
-        while agent.check_drift(repairs.LAYOUT, outcome) is drift.Action.REST:
+        while agent.check_drift("all-balanced", outcome) is drift.Action.REST:
             rig.clock.wait(300)
         pauses_s.append(rig.clock.now_s - began_s)
-        outcome = agents.run(rig, repairs.LAYOUT, by=agent)
+        outcome = agents.run(rig, "all-balanced", by=agent)
         assert repairs.resets(rig) == number
     assert pauses_s[0] >= 600
     assert sorted(set(pauses_s)) == pauses_s
@@ -337,8 +337,8 @@ def test_a_second_fault_in_the_pause_waits_and_another_gpu_does_not() -> None:
     assert repairs.resets(rig) == 1
     repairs.break_gpus(rig, 0, 1)
 
-    assert agent.check_drift(repairs.LAYOUT, outcome) is drift.Action.RUN
-    agents.run(rig, repairs.LAYOUT, by=agent)
+    assert agent.check_drift("all-balanced", outcome) is drift.Action.RUN
+    agents.run(rig, "all-balanced", by=agent)
 
     assert [gpu.awaits_reset for gpu in rig.gpus] == [True, False]
     assert "GPU 0 (repair 1 has ended; another begins at" in repairs.message(rig)
@@ -350,8 +350,8 @@ def test_a_gpu_that_was_healthy_for_long_starts_with_the_first_pause() -> None:
     outcome = repairs.serve(rig, agent)
     rig.clock.wait(3 * DAY_S)
     repairs.break_gpus(rig, 0)
-    assert agent.check_drift(repairs.LAYOUT, outcome) is drift.Action.RUN
-    agents.run(rig, repairs.LAYOUT, by=agent)
+    assert agent.check_drift("all-balanced", outcome) is drift.Action.RUN
+    agents.run(rig, "all-balanced", by=agent)
     assert [each["attempts"] for each in rig.node.request_record["repairs"]] == [1]
 
 
@@ -371,11 +371,11 @@ def test_a_postponed_repair_keeps_the_message_of_a_failed_one() -> None:
     agent = repairs.agent_of(rig)
     outcome = repairs.serve(rig, agent)
     rig.clock.wait(DAY_S / 2)
-    assert agent.check_drift(repairs.LAYOUT, outcome) is drift.Action.RUN
+    assert agent.check_drift("all-balanced", outcome) is drift.Action.RUN
 
     rig.node.is_unschedulable = True
 
-    assert "only be reset together" in agents.run(rig, repairs.LAYOUT, by=agent).message
+    assert "only be reset together" in agents.run(rig, "all-balanced", by=agent).message
     assert rig.log.count("reset.reset") == 1
 
 
@@ -416,9 +416,9 @@ def test_a_repair_never_reboots_the_node() -> None:
 def test_drift_on_another_gpu_is_not_healed_by_a_repair() -> None:
     rig = repairs.faulty_node()
     agent = repairs.agent_of(rig)
-    outcome = agents.run(rig, repairs.LAYOUT, by=agent)
+    outcome = agents.run(rig, "all-balanced", by=agent)
     rig.gpus = gpu_values.without_instances(rig.gpus, 1)
-    assert agent.check_drift(repairs.LAYOUT, outcome) is drift.Action.REST
+    assert agent.check_drift("all-balanced", outcome) is drift.Action.REST
     assert "the GPUs do not have the requested layout" in repairs.message(rig)
 
 

@@ -26,7 +26,7 @@ def test_services_stop_in_order_and_start_in_reverse_before_the_plugin() -> None
         before.update(rig.host.services)
 
     rig.on_call = note
-    ends.assert_ends(rig, Reason.APPLIED)
+    ends.run_to(rig, "one-slice-changed", Reason.APPLIED)
 
     assert switched == [
         ("dcgm.service", False),
@@ -42,7 +42,7 @@ def test_services_keep_running_where_no_device_is_removed() -> None:
     rig.gpus = gpu_values.with_desired(rig.gpus, model.DesiredGpu(mode=model.MigMode.ENABLED))
     rig.host.services["dcgm.service"] = True
 
-    ends.assert_ends(rig, Reason.APPLIED, layout=ALL_1G)
+    ends.run_to(rig, ALL_1G, Reason.APPLIED)
     assert "services.stop" not in rig.log
     assert not any("stopping" in message for message in rig.node.status_messages)
 
@@ -54,7 +54,9 @@ def test_service_that_does_not_stop_ends_the_run_before_gpus_change() -> None:
     rig.on_call = lambda: rig.host.broken_services.clear() if "services.start" in rig.log else None
 
     with structlog.testing.capture_logs() as log:
-        ends.assert_ends(rig, Reason.HOST_SERVICE_FAILED, "nvsm.service does not answer")
+        ends.run_to(
+            rig, "one-slice-changed", Reason.HOST_SERVICE_FAILED, "nvsm.service does not answer"
+        )
 
     # One that never stopped is not logged as started.
     started = [line["service"] for line in log if line["event"] == "host_service_started"]
@@ -70,7 +72,7 @@ def test_a_service_that_does_not_start_is_reported_and_retried() -> None:
         lambda: not rig.host.services["nvsm.service"],
         lambda: rig.host.broken_services.add("nvsm.service"),
     )
-    outcome = agents.run(rig, by=agent)
+    outcome = agents.run(rig, "one-slice-changed", by=agent)
 
     assert outcome.reason is Reason.HOST_SERVICE_FAILED
     assert outcome.should_retry
@@ -78,7 +80,7 @@ def test_a_service_that_does_not_start_is_reported_and_retried() -> None:
     assert not rig.node.is_unschedulable
 
     rig.host.broken_services.clear()
-    ends.assert_ends(rig, Reason.APPLIED, by=agent, attempt=2)
+    ends.run_to(rig, "one-slice-changed", Reason.APPLIED, by=agent, attempt=2)
 
 
 @pytest.mark.parametrize("requested", ["one-slice-changed", "all-balanced", None])
@@ -108,7 +110,7 @@ def test_a_service_that_leaves_the_list_while_it_is_stopped_is_started() -> None
     strikes.at_each_call(rig, "gpus.execute", listed.clear)
 
     agent = agents.new_agent(rig, service_names=lambda: tuple(listed))
-    ends.assert_ends(rig, Reason.APPLIED, by=agent)
+    ends.run_to(rig, "one-slice-changed", Reason.APPLIED, by=agent)
 
     assert not listed
     assert "HostServiceRefused" not in rig.node.events
@@ -118,7 +120,7 @@ def test_a_failed_change_starts_the_services_again() -> None:
     rig = nodes.hosted_node()
     rig.driver.step_error = strikes.refuse(steps.CreateGpuInstance, times=1)
 
-    ends.assert_ends(rig, Reason.INSUFFICIENT_RESOURCES)
+    ends.run_to(rig, "one-slice-changed", Reason.INSUFFICIENT_RESOURCES)
 
 
 @pytest.mark.parametrize("may_reset", [True, False])
@@ -129,7 +131,7 @@ def test_refused_or_forbidden_reset_leaves_the_mode_pending(*, may_reset: bool) 
     rig.fail_always["reset.reset"] = errors.HostError(in_use, reason=Reason.RESET_REQUIRED)
 
     why = in_use if may_reset else ""
-    ends.assert_ends(rig, Reason.RESET_REQUIRED, why, layout=ALL_1G)
+    ends.run_to(rig, ALL_1G, Reason.RESET_REQUIRED, why)
 
     assert {gpu.pending_mode for gpu in rig.gpus} == {model.MigMode.ENABLED}
     assert {gpu.current_mode for gpu in rig.gpus} == {model.MigMode.DISABLED}
@@ -207,7 +209,7 @@ def test_slow_services_and_a_long_rollback_do_not_look_like_a_stuck_worker() -> 
 
     rig.on_call = delay
     agent = agents.new_agent(rig, telemetry=Alive(pulse))
-    ends.assert_ends(rig, Reason.APPLIED, layout=ALL_1G, by=agent)
+    ends.run_to(rig, ALL_1G, Reason.APPLIED, by=agent)
 
     assert rig.clock.now_s > 10 * slow_s
     assert max(silences) < 2 * slow_s
@@ -233,10 +235,10 @@ def test_a_rollback_that_waits_for_the_plugin_to_go_gives_signs_of_life() -> Non
 
 def test_verified_layouts_are_kept_for_the_next_boot() -> None:
     rig = nodes.node()
-    ends.assert_ends(rig, Reason.APPLIED, layout=ALL_1G)
+    ends.run_to(rig, ALL_1G, Reason.APPLIED)
     rig.driver.lost.add(rig.gpus[0].uuid)
 
-    ends.assert_ends(rig, Reason.APPLIED, layout="all-balanced")
+    ends.run_to(rig, "all-balanced", Reason.APPLIED)
 
     kept = [
         verified_layouts.VerifiedLayout.from_json(text) for text in rig.verified_layout_file.saved
@@ -363,8 +365,11 @@ def test_a_process_that_stays_ends_the_run_before_anything_is_destroyed() -> Non
     rig.host.refreshes = 0
     before = rig.gpus
 
-    ends.assert_ends(
-        rig, Reason.IN_USE, "in use by python (pid 4242, unit train.service); waited 30 s"
+    ends.run_to(
+        rig,
+        "one-slice-changed",
+        Reason.IN_USE,
+        "in use by python (pid 4242, unit train.service); waited 30 s",
     )
 
     assert rig.clock.now_s >= 30
@@ -379,7 +384,7 @@ def test_a_process_that_ends_is_waited_for() -> None:
         lambda: setattr(rig.driver, "clients", "") if rig.clock.now_s > 10 else None
     )
 
-    ends.assert_ends(rig, Reason.APPLIED)
+    ends.run_to(rig, "one-slice-changed", Reason.APPLIED)
     assert rig.clock.now_s > 10
 
 
@@ -388,7 +393,10 @@ def test_a_newer_request_ends_the_wait_for_a_process() -> None:
     rig.driver.clients = "python (pid 4242)"
     before = rig.gpus
 
-    ends.assert_superseded(rig, ends_when=lambda: "gpus.execute" in rig.log, is_replaced=True)
+    ends.supersede(
+        rig, "one-slice-changed", ends_when=lambda: "gpus.execute" in rig.log, is_replaced=True
+    )
+    ends.assert_restored(rig)
 
     assert (rig.driver.executed_steps, rig.gpus) == ([], before)
 

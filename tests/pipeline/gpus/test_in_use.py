@@ -16,18 +16,14 @@ from tests.rigs.node import agents, driver_rules, ends, node_rig, nodes, strikes
 RETRIES = 3  # how often a run is repeated, with a new agent each time
 
 
-def assert_refused(
-    rig: node_rig.NodeRig,
-    reason: Reason,
-    *texts: str,
-    layout: str = agents.LAYOUT,
-    **overrides: Any,
+def run_repeatedly_to(
+    rig: node_rig.NodeRig, layout: str, reason: Reason, *texts: str, **overrides: Any
 ) -> None:
     """Request a layout of agents that restart; check that nothing is taken or changed."""
     before, pods = rig.gpus, set(rig.pods.names)
     for _ in range(RETRIES):
         agent = agents.start(rig, layout, **overrides)
-        outcome = ends.assert_ends(rig, reason, *texts, layout=layout, by=agent)
+        outcome = ends.run_to(rig, layout, reason, *texts, by=agent)
         assert outcome.should_retry is reason.is_transient
         assert rig.pods.names >= pods
         assert "workloads.evict" not in rig.log
@@ -41,10 +37,12 @@ def test_a_silent_kubelet_evicts_no_pod() -> None:
     rig = nodes.busy_node()
     rig.kubelet.is_silent = True
     started_s = rig.clock.now_s
-    assert_refused(rig, Reason.POD_RESOURCES_UNAVAILABLE, "no socket", "default/affected")
+    run_repeatedly_to(
+        rig, "one-slice-changed", Reason.POD_RESOURCES_UNAVAILABLE, "no socket", "default/affected"
+    )
     assert 20 <= (rig.clock.now_s - started_s) / RETRIES < 22
     rig.kubelet.is_silent = False
-    ends.assert_ends(rig, Reason.APPLIED)
+    ends.run_to(rig, "one-slice-changed", Reason.APPLIED)
     assert "spared" in rig.pods.names
 
 
@@ -56,14 +54,17 @@ def test_a_kubelet_that_restarts_is_waited_for() -> None:
         rig.kubelet.is_silent &= rig.clock.now_s < 10
 
     rig.clock.on_wait.append(start)
-    ends.assert_ends(rig, Reason.APPLIED)
+    ends.run_to(rig, "one-slice-changed", Reason.APPLIED)
     assert "spared" in rig.pods.names
     assert "affected" not in rig.pods.names
 
 
 @pytest.mark.parametrize(
     ("layout", "drain"),
-    [("all-disabled", policies.DrainPolicy.AFFECTED), (agents.LAYOUT, policies.DrainPolicy.NODE)],
+    [
+        ("all-disabled", policies.DrainPolicy.AFFECTED),
+        ("one-slice-changed", policies.DrainPolicy.NODE),
+    ],
 )
 def test_a_silent_kubelet_is_not_waited_for_where_all_devices_go(
     layout: str, drain: policies.DrainPolicy
@@ -73,7 +74,7 @@ def test_a_silent_kubelet_is_not_waited_for_where_all_devices_go(
     # It answers again when its devices are verified.
     rig.on_call = lambda: setattr(rig.kubelet, "is_silent", "gpus.execute" not in rig.log)
     started_s = rig.clock.now_s
-    ends.assert_ends(rig, Reason.APPLIED, layout=layout)
+    ends.run_to(rig, layout, Reason.APPLIED)
     assert rig.clock.now_s - started_s < 20
     assert not {"affected", "spared"} & rig.pods.names
 
@@ -84,7 +85,9 @@ def test_a_silent_kubelet_is_not_waited_for_where_all_devices_go(
 def test_no_pod_is_evicted_while_one_that_only_kubelet_lists_has_a_device() -> None:
     rig = nodes.busy_node()
     rig.kubelet.devices_of_unlisted_pods["deleted"] = frozenset({nodes.device(rig, 0, "2g.10gb")})
-    assert_refused(rig, Reason.DRAIN_TIMEOUT, "default/deleted", "kubelet still has it")
+    run_repeatedly_to(
+        rig, "one-slice-changed", Reason.DRAIN_TIMEOUT, "default/deleted", "kubelet still has it"
+    )
 
 
 def test_a_pod_that_only_kubelet_lists_is_waited_for() -> None:
@@ -96,7 +99,7 @@ def test_a_pod_that_only_kubelet_lists_is_waited_for() -> None:
             rig.kubelet.devices_of_unlisted_pods.clear()
 
     rig.clock.on_wait.append(end)
-    ends.assert_ends(rig, Reason.APPLIED)
+    ends.run_to(rig, "one-slice-changed", Reason.APPLIED)
 
 
 @pytest.mark.parametrize("is_admitted", [True, False])
@@ -119,7 +122,7 @@ def test_a_pod_is_not_evicted_for_the_device_of_its_predecessor(*, is_admitted: 
             rig.kubelet.devices_by_pod[successor] = devices
 
     rig.clock.on_wait.append(end)
-    ends.assert_ends(rig, Reason.APPLIED)
+    ends.run_to(rig, "one-slice-changed", Reason.APPLIED)
     assert successor in rig.pods
     assert affected not in rig.pods
 
@@ -130,9 +133,7 @@ def test_a_pod_is_not_evicted_for_the_device_of_its_predecessor(*, is_admitted: 
 def test_a_process_on_a_gpu_blocks_the_destruction_of_its_instances() -> None:
     rig = nodes.busy_node()
     processes = asking({rig.gpus[0].uuid: (process(),)})
-    assert_refused(
-        rig, Reason.IN_USE, "trainer (pid 7)", layout="whole", layouts=WHOLE, **processes
-    )
+    run_repeatedly_to(rig, "whole", Reason.IN_USE, "trainer (pid 7)", layouts=WHOLE, **processes)
 
 
 def test_no_pod_is_evicted_while_an_unpaused_daemon_uses_a_device() -> None:
@@ -142,12 +143,12 @@ def test_no_pod_is_evicted_while_an_unpaused_daemon_uses_a_device() -> None:
     uid = rig.pods.add("watcher", node_selector=deployed, owner_kind="DaemonSet")
     processes = asking({rig.gpus[0].uuid: (process(f"pod {uid}"),)})
     texts = ("trainer (pid 7, pod default/watcher)",)
-    assert_refused(rig, Reason.IN_USE, *texts, layout="whole", layouts=WHOLE, **processes)
+    run_repeatedly_to(rig, "whole", Reason.IN_USE, *texts, layouts=WHOLE, **processes)
 
 
 @pytest.mark.parametrize(
     ("layout", "text", "is_running"),
-    [(agents.LAYOUT, agents.CONFIG, True), ("whole", WHOLE, False)],
+    [("one-slice-changed", agents.CONFIG, True), ("whole", WHOLE, False)],
     ids=["instances stay", "only open files"],
 )
 def test_a_process_on_a_gpu_does_not_block_further_instances(
@@ -156,7 +157,7 @@ def test_a_process_on_a_gpu_does_not_block_further_instances(
     rig = nodes.busy_node()
     processes = asking({rig.gpus[0].uuid: (process(is_running=is_running),)})
     agent = agents.new_agent(rig, layouts=text, **processes)
-    ends.assert_ends(rig, Reason.APPLIED, layout=layout, by=agent)
+    ends.run_to(rig, layout, Reason.APPLIED, by=agent)
 
 
 @pytest.mark.parametrize("is_on_demand", [False, True])
@@ -187,7 +188,7 @@ def test_a_process_of_a_pod_that_is_evicted_blocks_no_plan() -> None:
     affected = rig.pods.uid_of("affected")
     processes = asking({rig.gpus[0].uuid: (process(f"pod {affected}"),)})
     agent = agents.new_agent(rig, layouts=WHOLE, **processes)
-    ends.assert_ends(rig, Reason.APPLIED, layout="whole", by=agent)
+    ends.run_to(rig, "whole", Reason.APPLIED, by=agent)
 
 
 def asking(processes: Mapping[str, tuple[gpu_processes.GpuProcess, ...]]) -> dict[str, Any]:
@@ -200,7 +201,7 @@ def asking(processes: Mapping[str, tuple[gpu_processes.GpuProcess, ...]]) -> dic
 def test_pods_whose_devices_no_gpu_has_are_evicted_with_the_others() -> None:
     rig = outdated_node()
     agent = agents.new_agent(rig, **asking({rig.gpus[0].uuid: of_pods(rig, 0)}))
-    ends.assert_ends(rig, Reason.APPLIED, layout="all-balanced", by=agent)
+    ends.run_to(rig, "all-balanced", Reason.APPLIED, by=agent)
     assert not any(name.startswith("gpu0") for name in rig.pods.names)
     assert "default/gpu0-0" in rig.node.event_messages[0]
     assert "no GPU has its device" in rig.node.event_messages[0]
@@ -210,20 +211,20 @@ def test_pods_with_missing_devices_are_not_evicted_without_a_request() -> None:
     rig = outdated_node()
     processes = {rig.gpus[0].uuid: of_pods(rig, 0)}
     texts = ("default/gpu0-0", "no GPU has its device")
-    assert_refused(rig, Reason.DRIFTED, *texts, layout="all-1g.5gb", **asking(processes))
+    run_repeatedly_to(rig, "all-1g.5gb", Reason.DRIFTED, *texts, **asking(processes))
 
 
 def test_no_pod_is_evicted_while_a_process_outside_pods_uses_a_device() -> None:
     rig = outdated_node()
     processes = {rig.gpus[0].uuid: (*of_pods(rig, 0), process("unit train.service"))}
     texts = ("trainer (pid 7, unit train.service)",)
-    assert_refused(rig, Reason.IN_USE, *texts, layout="all-balanced", **asking(processes))
+    run_repeatedly_to(rig, "all-balanced", Reason.IN_USE, *texts, **asking(processes))
 
 
 def test_pods_with_devices_lost_in_a_reboot_do_not_block_the_layout() -> None:
     rig = outdated_node()
     agent = agents.start(rig, "all-1g.5gb", **asking({rig.gpus[0].uuid: ()}))
-    ends.assert_ends(rig, Reason.APPLIED, layout="all-1g.5gb", by=agent)
+    ends.run_to(rig, "all-1g.5gb", Reason.APPLIED, by=agent)
     assert "workloads.evict" not in rig.log
 
 
@@ -254,5 +255,5 @@ def test_a_pod_with_a_missing_claimed_device_is_not_evicted_unrequested() -> Non
     assert "default/outdated" in outcome.message
     assert "workloads.evict" not in rig.log
     agent = agents.new_agent(rig, **processes)
-    ends.assert_ends(rig, Reason.APPLIED, layout=layout, by=agent)
+    ends.run_to(rig, layout, Reason.APPLIED, by=agent)
     assert "outdated" not in rig.pods.names

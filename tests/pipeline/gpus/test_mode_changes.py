@@ -89,9 +89,9 @@ class ModeNode(simulated_rig.SimulatedRig):
         """Start an agent and let it do its work once."""
         return agents.run(self, layout, by=self.agent(layout))
 
-    def assert_ends(self, layout: str, reason: Reason, text: str = "") -> None:
+    def run_to(self, layout: str, reason: Reason, text: str = "") -> None:
         """Run; check reason and message, and that the node is restored."""
-        ends.assert_ends(self, reason, text, layout=layout, by=self.agent(layout))
+        ends.run_to(self, layout, reason, text, by=self.agent(layout))
 
     def assert_unchanged(self) -> None:
         """Check that no GPU was reset or has MIG mode, and that the node was not rebooted."""
@@ -158,7 +158,7 @@ def boot(tmp_path: pathlib.Path) -> Iterator[Boot]:
 def test_a_gpu_whose_mode_waits_is_reset_and_its_neighbour_is_not(boot: Boot) -> None:
     node = boot(options=ONLY_BY_TOOL)
 
-    node.assert_ends("second", Reason.APPLIED)
+    node.run_to("second", Reason.APPLIED)
 
     assert node.asked_to_reset == [[1]]
     assert node.attachments == [0, 1]
@@ -223,12 +223,12 @@ def test_mode_change_waits_for_gpu_clients_but_not_for_persistence(
         node.open_second_gpu("nvidia-persistenced", kind)
     opened = node.open_second_gpu(*client)
 
-    node.assert_ends("second", Reason.IN_USE, message)
+    node.run_to("second", Reason.IN_USE, message)
     node.assert_unchanged()
 
     node.asked_to_reset.clear()
     node.state.remove_client(opened)
-    node.assert_ends("second", Reason.APPLIED)
+    node.run_to("second", Reason.APPLIED)
     assert (node.asked_to_reset, node.attachments[0]) == (asked_to_reset, 0)
     remaining = node.state.read().clients_of(node.state.boards[1].uuid)
     assert [each.kind for each in remaining] == persistence
@@ -241,12 +241,12 @@ def test_mode_change_waits_for_a_process_that_starts_before_the_reset(boot: Boot
     late: list[states.Client] = []
     node.before_reset = lambda: late.extend([] if late else [node.open_second_gpu("/bin/late")])
 
-    node.assert_ends("second", Reason.IN_USE, "late (pid 4711)")
+    node.run_to("second", Reason.IN_USE, "late (pid 4711)")
     node.assert_unchanged()
 
     node.asked_to_reset.clear()
     node.state.remove_client(*late)
-    node.assert_ends("second", Reason.APPLIED)
+    node.run_to("second", Reason.APPLIED)
     assert (node.asked_to_reset, node.attachments[0]) == ([[1]], 0)
 
 
@@ -255,16 +255,16 @@ def test_linked_gpus_are_reset_only_together(boot: Boot) -> None:
     node = boot(options=dataclasses.replace(ONLY_BY_TOOL, linked_gpus=((0, 1),)))
 
     why = "can only be reset together with 00000000:07:00.0"
-    node.assert_ends("second", Reason.RESET_REQUIRED, why)
+    node.run_to("second", Reason.RESET_REQUIRED, why)
     assert node.attachments == [0, 0]
 
-    node.assert_ends("all", Reason.APPLIED)
+    node.run_to("all", Reason.APPLIED)
     assert node.attachments == [1, 1]
 
 
 def test_a_faulty_gpu_neither_reboots_the_node_nor_evicts_a_pod(boot: Boot) -> None:
     node = boot()
-    node.assert_ends("all", Reason.APPLIED)
+    node.run_to("all", Reason.APPLIED)
     node.host.may_reboot = True
     node.break_calls("nvmlDeviceGetHandleBy*", first=2)
     before = set(node.pods)
@@ -295,7 +295,7 @@ def test_a_virtual_machine_reboots_once_if_allowed_and_gets_its_layout(boot: Boo
     node = boot(options=VIRTUAL)
 
     why = "passed through to this virtual machine"
-    node.assert_ends("all", Reason.REBOOT_REQUIRED, why)
+    node.run_to("all", Reason.REBOOT_REQUIRED, why)
     assert node.asked_to_reset == []
     assert node.modes == [(False, True)] * 2
 
@@ -303,7 +303,7 @@ def test_a_virtual_machine_reboots_once_if_allowed_and_gets_its_layout(boot: Boo
     node.go_down("all")
 
     assert node.node.labels[well_known.STATE_LABEL] == "rebooting"
-    node.assert_ends("all", Reason.APPLIED)
+    node.run_to("all", Reason.APPLIED)
     assert (node.asked_to_reset, node.host.reboots) == ([], 1)
     assert all(len(gpu.mig_uuids) == 2 for gpu in node.observe())
 
@@ -320,7 +320,7 @@ def test_a_reboot_that_did_not_bring_the_mode_is_never_followed_by_another(boot:
     node.state.update(lambda now: dataclasses.replace(now, gpus=stuck))
 
     for _ in range(3):
-        node.assert_ends("all", Reason.REBOOT_REQUIRED)
+        node.run_to("all", Reason.REBOOT_REQUIRED)
         assert node.host.reboots == 1
 
 
@@ -343,7 +343,7 @@ def test_a_vgpu_guest_is_refused_before_any_pod_is_evicted(boot: Boot) -> None:
     node.occupy()
     pods = dict(node.pods)
 
-    node.assert_ends("all", Reason.NOT_SUPPORTED, "only its host can partition it")
+    node.run_to("all", Reason.NOT_SUPPORTED, "only its host can partition it")
 
     assert node.pods == pods
 
@@ -351,7 +351,7 @@ def test_a_vgpu_guest_is_refused_before_any_pod_is_evicted(boot: Boot) -> None:
 def test_a_change_on_a_vgpu_host_ends_with_what_its_virtual_machines_need(boot: Boot) -> None:
     node = boot(options=states.Options(virtualization=model.Virtualization.HOST))
 
-    node.assert_ends(
+    node.run_to(
         "all", Reason.APPLIED, "('sriov-manage -e ADDRESS' for 0000:07:00.0, 0000:0f:00.0)"
     )
 
@@ -360,7 +360,7 @@ def test_failure_on_a_vgpu_host_names_virtual_machines_as_users(boot: Boot) -> N
     node = boot(options=states.Options(virtualization=model.Virtualization.HOST))
     node.state.add_client(node.state.boards[0].uuid, name="nvidia-vgpu-mgr", pid=4711)
 
-    node.assert_ends("all", Reason.IN_USE, "stop the machines with vGPUs")
+    node.run_to("all", Reason.IN_USE, "stop the machines with vGPUs")
 
 
 @pytest.mark.parametrize(
@@ -412,7 +412,7 @@ def test_mode_change_of_one_gpu_leaves_the_other_seven_alone(
     staying = {uid for uid, devices in node.kubelet.devices_by_pod.items() if not devices & fourth}
     clients = [client for client in node.state.read().clients if client.gpu_uuid not in fourth]
 
-    node.assert_ends(after, Reason.APPLIED)
+    node.run_to(after, Reason.APPLIED)
 
     assert node.others(3) == others
     assert len(staying) == 14

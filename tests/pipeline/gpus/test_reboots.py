@@ -15,8 +15,6 @@ from mig_manager.core.records import verified_layouts
 from mig_manager.reasons import Reason
 from tests.rigs.node import agents, ends, fakes, gpu_values, node_rig, nodes, strikes
 
-LAYOUT = "all-1g.5gb"
-
 POLKIT = errors.HostError("polkit says no", reason=Reason.REBOOT_REQUIRED)
 
 ONE_OR_BOTH = """
@@ -30,7 +28,7 @@ mig-configs:
 
 
 def go_down(
-    rig: node_rig.NodeRig, layout: str = LAYOUT, *, by: agents.AgentInMemory | None = None
+    rig: node_rig.NodeRig, layout: str = "all-1g.5gb", *, by: agents.AgentInMemory | None = None
 ) -> None:
     """Run until the machine goes down: SIGTERM comes while the agent waits for the reboot."""
     agent, before = by or agents.new_agent(rig), rig.host.reboots
@@ -59,7 +57,7 @@ def test_node_that_needs_a_reboot_reboots_once_and_gets_its_layout() -> None:
     rig.driver.mode_waits = False
     rig.restart_machine()
 
-    assert agents.resume(rig, LAYOUT).state is model.State.SUCCESS
+    assert agents.resume(rig, "all-1g.5gb").state is model.State.SUCCESS
     assert rig.host.reboots == 1
     ends.assert_restored(rig)
 
@@ -73,7 +71,7 @@ def hang_at_the_end(rig: node_rig.NodeRig) -> None:
 
 def reboot_by_person(rig: node_rig.NodeRig) -> None:
     rig.host.may_reboot = False
-    ends.assert_ends(rig, Reason.RESET_REQUIRED, layout=LAYOUT)
+    ends.run_to(rig, "all-1g.5gb", Reason.RESET_REQUIRED)
 
 
 def reboot_by_person_as_driver_hangs(rig: node_rig.NodeRig) -> None:
@@ -84,7 +82,7 @@ def reboot_by_person_as_driver_hangs(rig: node_rig.NodeRig) -> None:
 def refuse_by_budget(rig: node_rig.NodeRig) -> None:
     rig.pods.add("job", devices=frozenset({rig.gpus[1].uuid}))
     rig.disruptions.refusals["job"] = "budget"
-    ends.assert_ends(rig, Reason.DRAIN_TIMEOUT, "no reboot", layout="one", layouts=ONE_OR_BOTH)
+    ends.run_to(rig, "one", Reason.DRAIN_TIMEOUT, "no reboot", layouts=ONE_OR_BOTH)
 
 
 @pytest.mark.parametrize(
@@ -94,7 +92,7 @@ def test_the_boot_unit_keeps_the_mode_that_a_reboot_activated(
     act: Callable[[node_rig.NodeRig], None],
 ) -> None:
     rig = nodes.rebooting_node()
-    ends.assert_ends(rig, Reason.ALREADY_APPLIED, layout="all-disabled")
+    ends.run_to(rig, "all-disabled", Reason.ALREADY_APPLIED)
     # ``--no-gpu-reset``
     rig.resets.are_available = False
 
@@ -137,7 +135,7 @@ def test_status_names_the_retry_while_the_driver_is_loading(attempt: int, after_
     rig = nodes.node()
     rig.fail_always["gpus.observe"] = strikes.NO_DRIVER
 
-    agents.run(rig, LAYOUT, attempt=attempt, retry_after_s=300.0)
+    agents.run(rig, "all-1g.5gb", attempt=attempt, retry_after_s=300.0)
 
     assert rig.node.status["retryAt"] == rig.clock.now_iso(after_s=after_s)
 
@@ -160,11 +158,11 @@ MANAGER: dict[str, Any] = {"labels": {"app": "nvidia-mig-manager"}, "owner_kind"
 def test_a_layout_that_a_reboot_took_is_not_labelled_until_it_is_back(
     obstruct: Callable[[node_rig.NodeRig], object], reason: Reason
 ) -> None:
-    rig, _, _ = nodes.at_rest(LAYOUT)
+    rig, _, _ = nodes.at_rest("all-1g.5gb")
     rig.restart_machine()
     obstruct(rig)
 
-    assert agents.resume(rig, LAYOUT).reason is reason
+    assert agents.resume(rig, "all-1g.5gb").reason is reason
 
     assert well_known.APPLIED_LABEL not in rig.node.labels
 
@@ -178,7 +176,7 @@ def test_a_new_node_object_leads_to_no_second_reboot() -> None:
     rig.node.labels.clear()
     rig.node.has_hold_taint = False
 
-    assert agents.resume(rig, LAYOUT).reason is not Reason.APPLIED
+    assert agents.resume(rig, "all-1g.5gb").reason is not Reason.APPLIED
 
     assert rig.host.reboots == 1
 
@@ -188,7 +186,7 @@ def test_an_agent_stopped_after_reboot_and_lost_run_restores_the_node() -> None:
     go_down(rig)
     rig.driver.mode_waits = False
     rig.restart_machine()
-    agent = agents.start(rig, LAYOUT)
+    agent = agents.start(rig, "all-1g.5gb")
     rig.log.clear()
 
     def lose() -> None:
@@ -196,7 +194,7 @@ def test_an_agent_stopped_after_reboot_and_lost_run_restores_the_node() -> None:
             raise strikes.BROKEN["node"]
 
     with strikes.on_calls(rig, lose), pytest.raises(errors.ClusterError):
-        agents.run(rig, LAYOUT, by=agent)
+        agents.run(rig, "all-1g.5gb", by=agent)
     assert rig.node.has_hold_taint
 
     agent.stop()
@@ -213,7 +211,7 @@ def test_another_layout_does_not_start_a_run_on_a_machine_that_goes_down() -> No
     )
 
     late = "the machine is still up 600 s after the reboot request"
-    ends.assert_ends(rig, Reason.REBOOT_REQUIRED, late, layout=LAYOUT, request=impatient)
+    ends.run_to(rig, "all-1g.5gb", Reason.REBOOT_REQUIRED, late, request=impatient)
 
     assert rig.clock.now_s >= 600
     assert rig.host.reboots == 1
@@ -246,8 +244,8 @@ def test_a_refused_or_missing_reboot_is_requested_again(fail_always: dict[str, E
     agent = agents.new_agent(rig)
     late = fakes.FakeRequest(rig.clock)
 
-    first = agent.run(LAYOUT, late)
-    again = agent.run(LAYOUT, late, attempt=2)
+    first = agent.run("all-1g.5gb", late)
+    again = agent.run("all-1g.5gb", late, attempt=2)
 
     assert {first.reason, again.reason} == {Reason.REBOOT_REQUIRED}
     assert rig.log.count("reboot.request") == 2
@@ -257,7 +255,7 @@ def test_agent_that_starts_before_the_reboot_requests_it_again() -> None:
     rig = nodes.rebooting_node()
     go_down(rig)
 
-    go_down(rig, by=agents.start(rig, LAYOUT))
+    go_down(rig, by=agents.start(rig, "all-1g.5gb"))
 
     assert rig.host.reboots == 2
     assert rig.node.labels[well_known.STATE_LABEL] == "rebooting"
@@ -278,23 +276,23 @@ def test_run_that_fails_early_leads_to_no_second_reboot(
 
     def successor(text: str = agents.CONFIG) -> agents.AgentInMemory:
         limits = {"has_default_layouts": has_default_layouts}
-        return agents.start(rig, LAYOUT, layouts=text, limits=limits)
+        return agents.start(rig, "all-1g.5gb", layouts=text, limits=limits)
 
     go_down(rig, by=successor())
     before = rig.node.status
     restart_without_the_mode(rig)
     if reason is Reason.INVALID_CONFIG:
-        outcome = agents.run(rig, LAYOUT, by=successor("version: v2"))
+        outcome = agents.run(rig, "all-1g.5gb", by=successor("version: v2"))
     else:
         # The agent comes up before the driver.
         rig.fail_always["gpus.observe"] = errors.HardwareError("no driver", reason=reason)
-        outcome = agents.run(rig, LAYOUT, by=successor())
+        outcome = agents.run(rig, "all-1g.5gb", by=successor())
         rig.fail_always.clear()
     assert outcome.reason is reason
     after = rig.node.status
     assert (after["rebooted"], after["configHash"]) == (True, before["configHash"])
 
-    assert agents.run(rig, LAYOUT, by=successor()).reason is Reason.RESET_REQUIRED
+    assert agents.run(rig, "all-1g.5gb", by=successor()).reason is Reason.RESET_REQUIRED
     assert rig.host.reboots == 1
 
 
@@ -303,9 +301,9 @@ def test_an_owners_layout_with_new_content_is_a_new_request_for_a_reboot() -> No
     go_down(rig)
     restart_without_the_mode(rig)
     text = agents.CONFIG.replace("{1g.5gb: 7}", "{1g.5gb: 6}")
-    agents.resume(rig, LAYOUT, layouts="version: v2")
+    agents.resume(rig, "all-1g.5gb", layouts="version: v2")
 
-    go_down(rig, by=agents.start(rig, LAYOUT, layouts=text))
+    go_down(rig, by=agents.start(rig, "all-1g.5gb", layouts=text))
 
     assert rig.host.reboots == 2
 
@@ -350,7 +348,7 @@ def test_a_refused_reboot_evicts_no_pod(
     rig = node_with_bystander()
     obstruct(rig)
 
-    ends.assert_ends(rig, reason, message, layout="all-balanced")
+    ends.run_to(rig, "all-balanced", reason, message)
 
     assert "bystander" in rig.pods.names
     assert rig.host.reboots == 0
@@ -380,7 +378,7 @@ def test_a_reboot_follows_once_the_pods_can_leave(
     rig.pods.add("job", devices=frozenset({rig.gpus[1].uuid}))
     obstruct(rig)
     agent = agents.new_agent(rig, layouts=ONE_OR_BOTH)
-    first = ends.assert_ends(rig, reason, "no reboot", layout="one", by=agent)
+    first = ends.run_to(rig, "one", reason, "no reboot", by=agent)
     assert first.should_retry
     assert "--with-reboot" not in first.message
     rig.disruptions.refusals.clear()
@@ -396,9 +394,7 @@ def test_a_drain_for_a_reboot_that_evicted_pods_is_not_repeated() -> None:
     pod = rig.pods.add("slow", devices=frozenset({rig.gpus[1].uuid}))
     rig.kubelet.pod_ends_from_s[pod] = 3600.0
 
-    outcome = ends.assert_ends(
-        rig, Reason.REBOOT_REQUIRED, "slow", layout="one", layouts=ONE_OR_BOTH
-    )
+    outcome = ends.run_to(rig, "one", Reason.REBOOT_REQUIRED, "slow", layouts=ONE_OR_BOTH)
 
     assert not outcome.should_retry
 
@@ -414,7 +410,7 @@ def test_a_refused_or_missing_reboot_fails_the_run_and_restores_the_node(
     rig = nodes.rebooting_node()
     rig.fail_always = fail_always
 
-    ends.assert_ends(rig, Reason.REBOOT_REQUIRED, message, layout=LAYOUT)
+    ends.run_to(rig, "all-1g.5gb", Reason.REBOOT_REQUIRED, message)
 
     assert {gpu.pending_mode for gpu in rig.gpus} == {model.MigMode.ENABLED}
     # It may be asked for again by the next agent.
@@ -431,7 +427,7 @@ def test_refused_reboot_refreshes_device_files_and_the_plugin(*, label_managed: 
     before = rig.gpus
     old = set(rig.pods)
 
-    ends.assert_ends(rig, Reason.REBOOT_REQUIRED, layout="all-disabled")
+    ends.run_to(rig, "all-disabled", Reason.REBOOT_REQUIRED)
 
     current = (dataclasses.replace(gpu, pending_mode=gpu.current_mode) for gpu in rig.gpus)
     assert gpu_values.geometry(current) == gpu_values.geometry(before)
@@ -446,12 +442,13 @@ def test_a_request_superseded_before_the_reboot_restores_the_node(*, replaced: b
     rig.driver.mode_waits = rig.host.may_reboot = True
     rig.disruptions.refusals["spared"] = "budget 'pdb-a' allows no disruption"
 
-    ends.assert_superseded(
+    ends.supersede(
         rig,
         "all-disabled-first",
         ends_when=lambda: "gpus.execute" in rig.log,
         is_replaced=replaced,
     )
+    ends.assert_restored(rig, is_stopped=not replaced)
 
     assert rig.host.reboots == 0
 
@@ -467,7 +464,7 @@ def test_no_pod_is_evicted_to_reboot_for_an_already_active_layout() -> None:
     rig.driver.mode_waits = rig.host.may_reboot = True
     agent = agents.start(rig, "all-balanced")
 
-    ends.assert_ends(rig, Reason.REBOOT_REQUIRED, "elsewhere", layout="all-balanced", by=agent)
+    ends.run_to(rig, "all-balanced", Reason.REBOOT_REQUIRED, "elsewhere", by=agent)
 
     assert rig.host.reboots == 0
     assert "elsewhere" in rig.pods.names
@@ -477,7 +474,7 @@ def test_policy_none_forbids_a_reboot() -> None:
     rig = nodes.rebooting_node()
     rig.policy = policies.Policy(drain=policies.DrainPolicy.NONE)
 
-    ends.assert_ends(rig, Reason.RESET_REQUIRED, layout=LAYOUT)
+    ends.run_to(rig, "all-1g.5gb", Reason.RESET_REQUIRED)
     assert rig.host.reboots == 0
 
 

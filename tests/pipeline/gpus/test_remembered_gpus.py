@@ -83,17 +83,17 @@ def test_a_silent_gpu_whose_pods_are_not_known_is_not_reset(
 def test_devices_that_became_unknown_after_the_decision_evict_no_pod() -> None:
     rig = repairs.stuck_node()
     agent = repairs.agent_of(rig)
-    outcome = agents.run(rig, repairs.LAYOUT, by=agent)
-    assert agent.check_drift(repairs.LAYOUT, outcome) is drift.Action.RUN
+    outcome = agents.run(rig, "all-balanced", by=agent)
+    assert agent.check_drift("all-balanced", outcome) is drift.Action.RUN
     add_unknown_device(rig)
     pods = rig.pods.names
 
-    agents.run(rig, repairs.LAYOUT, by=agent)
+    agents.run(rig, "all-balanced", by=agent)
 
     assert (repairs.resets(rig), rig.pods.names) == (0, pods)
     assert "GpuRepairFailed" not in rig.node.events
     assert not rig.node.has_hold_taint
-    assert agent.check_drift(repairs.LAYOUT, outcome) is drift.Action.REST
+    assert agent.check_drift("all-balanced", outcome) is drift.Action.REST
 
 
 def test_a_reset_that_leaves_the_gpu_silent_is_a_failed_repair() -> None:
@@ -113,11 +113,11 @@ def test_a_reset_that_leaves_the_gpu_silent_is_a_failed_repair() -> None:
 def test_devices_of_an_earlier_boot_are_not_remembered() -> None:
     rig = repairs.stuck_node()
     agent = repairs.agent_of(rig)
-    outcome = agents.run(rig, repairs.LAYOUT, by=agent)
+    outcome = agents.run(rig, "all-balanced", by=agent)
     data = json.loads(rig.verified_layout_file.text or "") | {"bootId": "boot-0"}
     rig.verified_layout_file.text = json.dumps(data)
 
-    assert agent.check_drift(repairs.LAYOUT, outcome) is drift.Action.REST
+    assert agent.check_drift("all-balanced", outcome) is drift.Action.REST
 
     assert UNVERIFIED in repairs.message(rig)
 

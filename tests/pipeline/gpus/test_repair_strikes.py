@@ -20,7 +20,7 @@ def test_another_request_supersedes_a_repair_which_then_begins_again() -> None:
     rig = repairs.faulty_node()
     agent = repairs.begun(rig)
     ends.supersede(
-        rig, repairs.LAYOUT, by=agent, ends_when=lambda: rig.node.has_hold_taint, is_replaced=True
+        rig, "all-balanced", by=agent, ends_when=lambda: rig.node.has_hold_taint, is_replaced=True
     )
     assert repairs.resets(rig) == 0
 
@@ -28,7 +28,7 @@ def test_another_request_supersedes_a_repair_which_then_begins_again() -> None:
     repairs.request_other(rig, agent, attempt=2)
 
     assert repairs.resets(rig) == 1
-    assert ends.has_layout(rig, repairs.OTHER)
+    assert ends.has_layout(rig, "all-1g.5gb")
     ends.assert_restored(rig)
 
 
@@ -92,7 +92,7 @@ def test_a_repair_takes_a_slot_as_other_changes_do() -> None:
     rig.log.clear()
     rig.slots.denials = [USED_BY_B] * 2
 
-    agents.run(rig, repairs.LAYOUT, by=agent)
+    agents.run(rig, "all-balanced", by=agent)
 
     calls = [call for call in rig.log if call in ("slots.take", "slots.release")]
     assert calls == ["slots.take"] * 3 + ["slots.release"] * 2
@@ -113,7 +113,7 @@ def test_a_repair_that_waited_for_the_lock_leaves_no_node_pending() -> None:
 
     rig.on_call = lock_meanwhile
 
-    assert agents.run(rig, repairs.LAYOUT, by=agent).reason is reasons.Reason.LOCKED
+    assert agents.run(rig, "all-balanced", by=agent).reason is reasons.Reason.LOCKED
 
     assert rig.node.labels[well_known.STATE_LABEL] == "failed"
     assert "slots.release" in rig.log
@@ -124,11 +124,11 @@ def test_a_superseded_repair_that_meets_the_lock_leaves_no_node_pending(ends_at:
     rig = repairs.faulty_node()
     lock = fakes.FakeLock()
     agent = repairs.begun(rig, lock=lock)
-    ends.supersede(rig, repairs.LAYOUT, by=agent, ends_at=ends_at, is_replaced=True)
+    ends.supersede(rig, "all-balanced", by=agent, ends_at=ends_at, is_replaced=True)
     assert rig.node.labels[well_known.STATE_LABEL] == "pending"
     lock.refusals = 1000
 
-    assert agents.run(rig, repairs.LAYOUT, by=agent).reason is reasons.Reason.LOCKED
+    assert agents.run(rig, "all-balanced", by=agent).reason is reasons.Reason.LOCKED
 
     assert rig.node.labels[well_known.STATE_LABEL] == "failed"
 
@@ -141,9 +141,9 @@ def test_a_begun_repair_is_undone_once_the_agent_may_not_repair(change: str) -> 
     rig.resets.are_available = change != "no reset"
     rig.node.is_unschedulable = change == "cordon"
     agent = repairs.agent_of(rig, limits={"repair": how})
-    agent.recover(repairs.LAYOUT)
+    agent.recover("all-balanced")
 
-    assert agents.run(rig, repairs.LAYOUT, by=agent).state is model.State.SUCCESS
+    assert agents.run(rig, "all-balanced", by=agent).state is model.State.SUCCESS
     assert {"affected", "spared"} <= rig.pods.names
     assert repairs.resets(rig) == 0
     assert "GpuRepairFailed" not in rig.node.events

@@ -29,7 +29,7 @@ def test_a_layout_waits_for_the_repair_of_its_gpu_before_an_eviction() -> None:
     assert outcome.state is model.State.SUCCESS
     assert any("steps on the GPUs, with 1 reset" in each for each in rig.node.status_messages)
     assert repairs.resets(rig) == 1
-    assert ends.has_layout(rig, repairs.OTHER)
+    assert ends.has_layout(rig, "all-1g.5gb")
     ends.assert_restored(rig)
 
 
@@ -55,7 +55,7 @@ def test_a_fault_during_a_change_is_repaired_before_the_next_attempt() -> None:
 
     assert outcome.state is model.State.SUCCESS, outcome.message
     assert repairs.resets(rig) == 1
-    assert ends.has_layout(rig, repairs.OTHER)
+    assert ends.has_layout(rig, "all-1g.5gb")
     assert before != gpu_values.geometry(rig.gpus)
     ends.assert_restored(rig)
 
@@ -69,17 +69,17 @@ def test_a_layout_evicts_no_pod_after_a_failed_repair() -> None:
 
     assert outcome.reason is reasons.Reason.GPU_NEEDS_RESET
     assert "only be reset together" in repairs.message(rig)
-    assert rig.node.labels[well_known.APPLIED_LABEL] == repairs.LAYOUT
+    assert rig.node.labels[well_known.APPLIED_LABEL] == "all-balanced"
     assert "spared" in rig.pods.names
-    assert agent.check_drift(repairs.OTHER, outcome) is drift.Action.REST
+    assert agent.check_drift("all-1g.5gb", outcome) is drift.Action.REST
     ends.assert_restored(rig)
 
     rig.fail_always.clear()
     rig.clock.wait(1000)
-    assert agent.check_drift(repairs.OTHER, outcome) is drift.Action.RUN
+    assert agent.check_drift("all-1g.5gb", outcome) is drift.Action.RUN
     outcome = repairs.request_other(rig, agent, attempt=3)
     assert outcome.state is model.State.SUCCESS
-    assert ends.has_layout(rig, repairs.OTHER)
+    assert ends.has_layout(rig, "all-1g.5gb")
 
 
 def test_a_repair_that_a_removed_label_prevented_may_begin_at_once() -> None:
@@ -104,9 +104,9 @@ def test_a_failed_layout_runs_again_once_another_program_has_reset_the_gpu() -> 
     assert (outcome.reason, outcome.should_retry) == (reasons.Reason.GPU_NEEDS_RESET, False)
     assert "Not reset now: GPU 0 (the node is cordoned)." in outcome.message
     assert {"affected", "spared"} <= rig.pods.names
-    assert agent.check_drift(repairs.OTHER, outcome) is drift.Action.REST
+    assert agent.check_drift("all-1g.5gb", outcome) is drift.Action.REST
     rig.gpus = gpu_values.with_action(rig.gpus, model.RecoveryAction.NONE, 0)
-    assert agent.check_drift(repairs.OTHER, outcome) is drift.Action.RUN
+    assert agent.check_drift("all-1g.5gb", outcome) is drift.Action.RUN
 
 
 def test_a_layout_without_the_faulty_gpu_is_applied() -> None:
@@ -128,5 +128,5 @@ def test_an_unknown_layout_does_not_block_a_repair() -> None:
     assert (outcome.reason, outcome.should_retry) == (reasons.Reason.UNKNOWN_CONFIG, False)
     assert repairs.resets(rig) == 1
     assert gpu_values.geometry(rig.gpus) == before
-    assert rig.node.labels[well_known.APPLIED_LABEL] == repairs.LAYOUT
+    assert rig.node.labels[well_known.APPLIED_LABEL] == "all-balanced"
     ends.assert_restored(rig)

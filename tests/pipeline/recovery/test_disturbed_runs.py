@@ -52,7 +52,7 @@ def test_clients_run_again_after_a_driver_upgrade_that_met_our_pause(
             rig.node.labels |= dict.fromkeys(upgraded, well_known.PAUSED_VALUE)
 
     rig.clock.on_wait.append(manage_driver)
-    while (outcome := agents.run(rig, by=agent)).should_retry:
+    while (outcome := agents.run(rig, "one-slice-changed", by=agent)).should_retry:
         assert outcome.reason is reasons.Reason.PLUGIN_NOT_READY
         assert f"label {well_known.PLUGIN_DEPLOY_LABEL}=paused" in outcome.message
 
@@ -70,7 +70,7 @@ def test_a_step_that_fails_restores_the_former_instances(step: type) -> None:
     rig.driver.step_error = strikes.refuse(step, times=1)
 
     back = "the former instances are restored"
-    ends.assert_ends(rig, reasons.Reason.INSUFFICIENT_RESOURCES, back)
+    ends.run_to(rig, "one-slice-changed", reasons.Reason.INSUFFICIENT_RESOURCES, back)
 
     assert rig.driver.executed_steps
     assert ends.is_as_before(rig, before)
@@ -183,7 +183,7 @@ def test_an_agent_that_stops_after_an_outage_in_mid_change_ends_the_run(name: st
 def stop_in_a_drain(rig: node_rig.NodeRig, agent: agents.AgentInMemory) -> None:
     stop = fakes.FakeRequest(rig.clock, ends_when=lambda: rig.node.has_hold_taint)
     with contextlib.suppress(errors.Superseded, errors.ClusterError):
-        agents.run(rig, by=agent, request=stop)
+        agents.run(rig, "one-slice-changed", by=agent, request=stop)
 
 
 def test_an_agent_stopped_in_a_drain_restores_despite_a_failed_call() -> None:

@@ -19,7 +19,7 @@ def after_failed_rollback() -> tuple[node_rig.NodeRig, tuple[model.Gpu, ...]]:
     rig = nodes.busy_node()
     before = rig.gpus
     with strikes.on_steps(rig, strikes.refuse(steps.CreateGpuInstance, times=9)):
-        assert agents.run(rig).should_retry
+        assert agents.run(rig, "one-slice-changed").should_retry
     assert well_known.JOURNAL_ANNOTATION in rig.node.annotations
     return rig, before
 
@@ -37,8 +37,8 @@ def test_failed_rollback_names_missing_instances_and_is_retried() -> None:
     ends.assert_restored(rig)
 
     rig.node.annotations[well_known.JOURNAL_ANNOTATION] = text
-    successor = agents.start(rig, agents.LAYOUT)
-    ends.assert_ends(rig, Reason.APPLIED, by=successor, attempt=2)
+    successor = agents.start(rig, "one-slice-changed")
+    ends.run_to(rig, "one-slice-changed", Reason.APPLIED, by=successor, attempt=2)
     ends.assert_applied_label_is_true(rig)
 
 
@@ -50,7 +50,7 @@ def test_gpus_lost_in_a_change_are_unreachable_in_its_status() -> None:
         return strikes.BROKEN["gpus"]
 
     with strikes.on_steps(rig, lose_all):
-        assert agents.run(rig).should_retry
+        assert agents.run(rig, "one-slice-changed").should_retry
 
     assert [gpu["index"] for gpu in rig.node.status["unreachableGpus"]] == [0, 1]
     assert "gpus" not in rig.node.status
@@ -81,7 +81,7 @@ def test_a_final_failure_says_if_the_plugin_is_not_back(
 
     strikes.at_first_step(rig, refuse)
 
-    outcome = agents.run(rig)
+    outcome = agents.run(rig, "one-slice-changed")
 
     assert outcome.reason is Reason.NOT_SUPPORTED
     assert not outcome.should_retry
@@ -106,10 +106,10 @@ def test_a_failed_rollback_is_remembered_without_a_restart() -> None:
     before = rig.gpus
     rig.driver.step_error = strikes.refuse(steps.CreateGpuInstance, times=9)
     agent = agents.new_agent(rig)
-    agents.run(rig, by=agent)
+    agents.run(rig, "one-slice-changed", by=agent)
     rig.driver.step_error = strikes.refuse(steps.CreateComputeInstance, times=1)
 
-    ends.assert_ends(rig, Reason.INSUFFICIENT_RESOURCES, by=agent, attempt=2)
+    ends.run_to(rig, "one-slice-changed", Reason.INSUFFICIENT_RESOURCES, by=agent, attempt=2)
 
     assert well_known.JOURNAL_ANNOTATION not in rig.node.annotations
     assert ends.is_as_before(rig, before)
@@ -119,9 +119,9 @@ def test_a_failed_rollback_is_remembered_without_a_restart() -> None:
 def test_layout_for_another_gpu_completes_an_older_rollback() -> None:
     rig, before = after_failed_rollback()
     text = f"{agents.CONFIG}  second-only:\n  - {{devices: [1], mig-enabled: false}}\n"
-    agent = agents.start(rig, agents.LAYOUT, layouts=text)
+    agent = agents.start(rig, "one-slice-changed", layouts=text)
 
-    ends.assert_ends(rig, Reason.APPLIED, layout="second-only", by=agent)
+    ends.run_to(rig, "second-only", Reason.APPLIED, by=agent)
 
     assert rig.gpus[1].current_mode is model.MigMode.DISABLED
     assert ends.is_as_before(rig, before[:1])
@@ -129,14 +129,14 @@ def test_layout_for_another_gpu_completes_an_older_rollback() -> None:
 
 def test_a_stopped_run_names_what_an_older_change_still_has_to_restore() -> None:
     rig, _ = after_failed_rollback()
-    agent = agents.start(rig, agents.LAYOUT)
+    agent = agents.start(rig, "one-slice-changed")
     error = errors.ClusterError("no pods", reason=Reason.API_UNAVAILABLE)
 
     def stop() -> bool:
         rig.fail_always = {"workloads.list": error}
         return True
 
-    ends.supersede(rig, by=agent, ends_when=stop)
+    ends.supersede(rig, "one-slice-changed", by=agent, ends_when=stop)
 
     assert (
         "the interrupted change could not be rolled back: no pods" in rig.node.status_messages[-1]
@@ -144,7 +144,7 @@ def test_a_stopped_run_names_what_an_older_change_still_has_to_restore() -> None
 
 
 def after_partial_rollback(
-    rig: node_rig.NodeRig | None = None, layout: str = agents.LAYOUT
+    rig: node_rig.NodeRig | None = None, layout: str = "one-slice-changed"
 ) -> tuple[node_rig.NodeRig, tuple[model.Gpu, ...], str]:
     """Return a node whose rollback has failed, its GPUs before, and a device of the change."""
     rig = rig or nodes.busy_node()
@@ -257,9 +257,9 @@ def test_a_layout_for_another_gpu_evicts_no_pod_for_an_older_rollback() -> None:
     )
     text = f"{agents.CONFIG}  second-only:\n  - {{devices: [1], mig-enabled: false}}\n"
     rig.pods.remove(rig.pods.uid_of("spared"))
-    agent = agents.start(rig, agents.LAYOUT, layouts=text)
+    agent = agents.start(rig, "one-slice-changed", layouts=text)
 
-    ends.assert_ends(rig, Reason.APPLIED, layout="second-only", by=agent)
+    ends.run_to(rig, "second-only", Reason.APPLIED, by=agent)
 
     assert "newcomer" in rig.pods.names
     assert rig.gpus[0] == gpu
@@ -300,7 +300,7 @@ def test_a_rollback_that_failed_is_not_repeated_in_the_same_run() -> None:
     rig = nodes.busy_node()
     rig.driver.step_error = strikes.refuse(steps.CreateGpuInstance, times=10**9)
 
-    agents.run(rig)
+    agents.run(rig, "one-slice-changed")
 
     assert rig.node.status_messages.count("restoring the previous instances") == 1
 

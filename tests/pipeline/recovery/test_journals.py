@@ -114,7 +114,7 @@ def test_pauses_are_restored_once_the_foreign_manager_is_gone() -> None:
     assert outcome.reason is reasons.Reason.FOREIGN_MANAGER
     rig.pods.remove(rig.pods.uid_of("nvidias"))
 
-    ends.assert_ends(rig, reasons.Reason.APPLIED, layout="all-1g.5gb", by=agent)
+    ends.run_to(rig, "all-1g.5gb", reasons.Reason.APPLIED, by=agent)
 
     ends.assert_restored(rig)
 
@@ -192,7 +192,7 @@ def test_an_unfinished_restore_is_retried_after_the_label_is_removed() -> None:
     rig = nodes.hosted_node()
     rig.fail_always["services.start"] = strikes.BROKEN["services"]
     agent = agents.new_agent(rig)
-    assert agents.run(rig, by=agent).should_retry
+    assert agents.run(rig, "one-slice-changed", by=agent).should_retry
 
     assert agent.restore_without_request()
     assert not rig.host.services["dcgm.service"]

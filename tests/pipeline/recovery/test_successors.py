@@ -23,33 +23,37 @@ def test_successor_without_the_lock_leaves_the_change_to_its_agent(end: str) -> 
     def start_successor() -> None:
         journal = rig.node.annotations[well_known.JOURNAL_ANNOTATION]
         labels = dict(rig.node.labels)
-        successor.recover(agents.LAYOUT)
+        successor.recover("one-slice-changed")
         if end == "locked":
-            assert agents.run(rig, by=successor).reason is Reason.LOCKED
+            assert agents.run(rig, "one-slice-changed", by=successor).reason is Reason.LOCKED
         else:
-            ends.supersede(rig, by=successor, ends_at=2, is_replaced=end == "replaced")
+            ends.supersede(
+                rig, "one-slice-changed", by=successor, ends_at=2, is_replaced=end == "replaced"
+            )
             successor.stop()
         labels |= {well_known.STATE_LABEL: rig.node.labels[well_known.STATE_LABEL]}
         assert rig.node.annotations[well_known.JOURNAL_ANNOTATION] == journal
         assert (rig.node.has_hold_taint, rig.node.labels) == (True, labels)
 
     strikes.at_first_step(rig, start_successor)
-    assert agents.run(rig).reason is Reason.APPLIED
+    assert agents.run(rig, "one-slice-changed").reason is Reason.APPLIED
 
     ends.assert_restored(rig)
     lock.refusals = 0
-    assert agents.run(rig, by=successor).reason is Reason.ALREADY_APPLIED
+    assert agents.run(rig, "one-slice-changed", by=successor).reason is Reason.ALREADY_APPLIED
     ends.assert_restored(rig)
 
 
-@pytest.mark.parametrize("requested", [agents.LAYOUT, "all-balanced"])
+@pytest.mark.parametrize("requested", ["one-slice-changed", "all-balanced"])
 def test_successor_that_started_before_the_change_takes_over_its_journal(requested: str) -> None:
-    for index in strikes.moments(nodes.busy_node):
+    for index in strikes.moments(
+        nodes.busy_node, lambda rig: agents.run(rig, "one-slice-changed")
+    ):
         rig = nodes.busy_node()
-        successor = agents.start(rig, agents.LAYOUT)
+        successor = agents.start(rig, "one-slice-changed")
         rig.fail_once_at = {len(rig.log) + index: strikes.Killed()}
         with pytest.raises(strikes.Killed):
-            agents.run(rig)
+            agents.run(rig, "one-slice-changed")
 
         assert agents.run(rig, requested, by=successor).state is model.State.SUCCESS, index
         assert ends.has_layout(rig, requested)
@@ -59,19 +63,22 @@ def test_successor_that_started_before_the_change_takes_over_its_journal(request
 def test_successor_that_cannot_read_the_journal_again_undoes_nothing() -> None:
     rig = nodes.busy_node()
     successor = agents.new_agent(rig)
-    strikes.at_first_step(rig, lambda: successor.recover(agents.LAYOUT))
-    assert agents.run(rig).reason is Reason.APPLIED
+    strikes.at_first_step(rig, lambda: successor.recover("one-slice-changed"))
+    assert agents.run(rig, "one-slice-changed").reason is Reason.APPLIED
     changed = rig.gpus
     rig.fail_once_at = {len(rig.log): strikes.BROKEN["node"]}
 
-    assert agents.run(rig, by=successor).reason is Reason.API_UNAVAILABLE
+    assert agents.run(rig, "one-slice-changed", by=successor).reason is Reason.API_UNAVAILABLE
     assert rig.gpus == changed
-    assert agents.run(rig, by=successor, attempt=2).reason is Reason.ALREADY_APPLIED
+    assert (
+        agents.run(rig, "one-slice-changed", by=successor, attempt=2).reason
+        is Reason.ALREADY_APPLIED
+    )
     ends.assert_restored(rig)
 
 
 def run_again(rig: node_rig.NodeRig, agent: agents.AgentInMemory) -> None:
-    assert agents.run(rig, by=agent, attempt=2).state is model.State.SUCCESS
+    assert agents.run(rig, "one-slice-changed", by=agent, attempt=2).state is model.State.SUCCESS
     assert rig.kubelet.schedulable == rig.plugin_devices
 
 
@@ -82,7 +89,9 @@ Act = Callable[[node_rig.NodeRig, agents.AgentInMemory], object]
     ("act", "act_again"),
     [
         pytest.param(lambda _rig, _agent: None, run_again, id="recovery"),
-        pytest.param(lambda rig, agent: agents.run(rig, by=agent), run_again, id="run"),
+        pytest.param(
+            lambda rig, agent: agents.run(rig, "one-slice-changed", by=agent), run_again, id="run"
+        ),
         pytest.param(
             lambda _rig, agent: agent.restore_without_request(),
             lambda _rig, agent: agent.check_without_request(),
@@ -94,11 +103,13 @@ def test_pauses_written_back_by_a_driver_manager_after_a_kill_are_resumed(
     act: Act, act_again: Act
 ) -> None:
     written_back = 0
-    for _, rig, _ in strikes.kills(nodes.monitored_node):
+    for _, rig, _ in strikes.kills(
+        nodes.monitored_node, lambda rig: agents.run(rig, "one-slice-changed")
+    ):
         labels, value = rig.node.labels, well_known.PAUSED_VALUE
         paused = [key for key in labels if labels[key] == value]
         labels |= dict.fromkeys(paused, f"{value}_paused-for-driver-upgrade")
-        agent = agents.start(rig, agents.LAYOUT)
+        agent = agents.start(rig, "one-slice-changed")
         act(rig, agent)
         rig.node.labels |= dict.fromkeys(paused, well_known.PAUSED_VALUE)
         written_back += bool(paused)
@@ -110,7 +121,11 @@ def test_pauses_written_back_by_a_driver_manager_after_a_kill_are_resumed(
 def restore_all(rig: node_rig.NodeRig) -> None:
     """Put back what the node had when its GPUs were changed."""
     saved = nodes.node(layout="all-balanced")
-    strikes.kill_when(saved, lambda: saved.log[-1] == "gpus.execute")
+    strikes.kill_when(
+        saved,
+        lambda: saved.log[-1] == "gpus.execute",
+        lambda rig: agents.run(rig, "one-slice-changed"),
+    )
     rig.node.labels, rig.node.annotations = saved.node.labels, saved.node.annotations
     rig.node.has_hold_taint = True
 
@@ -122,7 +137,7 @@ def restore_taint(rig: node_rig.NodeRig) -> None:
 def restore_taint_and_journal(rig: node_rig.NodeRig) -> None:
     restore_taint(rig)
     journal = journals.Journal(
-        config=agents.LAYOUT, gpus=journals.GpuEntries(has_stale_files=True)
+        config="one-slice-changed", gpus=journals.GpuEntries(has_stale_files=True)
     )
     rig.node.annotations[well_known.JOURNAL_ANNOTATION] = journal.to_json()
 
@@ -143,24 +158,24 @@ PARTS = {
 def test_a_change_that_a_backup_of_the_node_restores_is_ended(part: str) -> None:
     rig = nodes.node(layout="all-balanced")
     agent = agents.new_agent(rig)
-    outcome = agents.run(rig, by=agent)
-    assert agent.check_drift(agents.LAYOUT, outcome) is drift.Action.REST
+    outcome = agents.run(rig, "one-slice-changed", by=agent)
+    assert agent.check_drift("one-slice-changed", outcome) is drift.Action.REST
 
     PARTS[part](rig)
 
-    assert agent.check_drift(agents.LAYOUT, outcome) is not drift.Action.REST
-    outcome = agents.run(rig, by=agent, is_heal=True)
+    assert agent.check_drift("one-slice-changed", outcome) is not drift.Action.REST
+    outcome = agents.run(rig, "one-slice-changed", by=agent, is_heal=True)
     assert outcome.state is model.State.SUCCESS
     ends.assert_restored(rig)
-    assert agent.check_drift(agents.LAYOUT, outcome) is drift.Action.REST
-    assert ends.has_layout(rig, agents.LAYOUT)
+    assert agent.check_drift("one-slice-changed", outcome) is drift.Action.REST
+    assert ends.has_layout(rig, "one-slice-changed")
 
 
 @pytest.mark.parametrize("part", PARTS)
 def test_a_change_that_a_backup_restores_is_undone_without_a_request(part: str) -> None:
     rig = nodes.node(layout="all-balanced")
     agent = agents.new_agent(rig)
-    agents.run(rig, by=agent)
+    agents.run(rig, "one-slice-changed", by=agent)
     agent.restore_without_request()
     assert agent.check_without_request() is drift.Action.REST
 
@@ -172,13 +187,15 @@ def test_a_change_that_a_backup_restores_is_undone_without_a_request(part: str) 
     assert rig.node.labels[well_known.STATE_LABEL] != "pending"
     assert agent.check_without_request() is drift.Action.REST
     # Only the whole backup has the GPUs before the change.
-    assert ends.has_layout(rig, "all-balanced" if part == "all" else agents.LAYOUT)
+    assert ends.has_layout(rig, "all-balanced" if part == "all" else "one-slice-changed")
 
 
 @pytest.mark.parametrize("requested", [None, "too-much"])
 def test_a_change_undone_after_a_power_loss_labels_no_lost_layout(requested: str | None) -> None:
     undone = 0
-    for _, rig, _ in strikes.kills(nodes.busy_node, lambda rig: agents.resume(rig, agents.LAYOUT)):
+    for _, rig, _ in strikes.kills(
+        nodes.busy_node, lambda rig: agents.resume(rig, "one-slice-changed")
+    ):
         rig.restart_machine()
         agents.take_over(rig, requested)
         undone += bool(rig.gpus[0].gpu_instances)
@@ -189,22 +206,22 @@ def test_a_change_undone_after_a_power_loss_labels_no_lost_layout(requested: str
 
 def test_a_killed_run_that_is_to_be_resumed_keeps_the_node_closed() -> None:
     rig = nodes.busy_node()
-    strikes.kill_before(rig, steps.CreateGpuInstance, number=2)
+    strikes.kill_before(rig, steps.CreateGpuInstance, "one-slice-changed", number=2)
 
-    agents.start(rig, agents.LAYOUT)
+    agents.start(rig, "one-slice-changed")
 
     assert rig.node.has_hold_taint
 
 
 def test_a_record_that_the_host_could_not_save_is_saved_later() -> None:
-    rig = nodes.node(layout=agents.LAYOUT)
+    rig = nodes.node(layout="one-slice-changed")
     agent = agents.new_agent(rig)
     rig.host_copy_file.text = None
     rig.fail_always["host_copy_file.save"] = errors.ConfigError("the disk is full")
-    agents.run(rig, agents.LAYOUT, by=agent)
+    agents.run(rig, "one-slice-changed", by=agent)
     rig.fail_always.clear()
 
-    agents.run(rig, agents.LAYOUT, by=agent)
+    agents.run(rig, "one-slice-changed", by=agent)
 
     assert rig.host_copy_file.text
 
@@ -216,7 +233,7 @@ def test_outdated_copy_of_the_journal_undoes_nothing(reason: Reason, later: str)
     rig = nodes.node(layout="all-balanced")
     rig.driver.step_error = strikes.refuse(steps.CreateGpuInstance, times=1, reason=reason)
     copies = strikes.note(rig, lambda: rig.host_copy_file.text or "")
-    agents.run(rig)
+    agents.run(rig, "one-slice-changed")
     if later:
         rig.fail_always["gpus.observe"] = strikes.BROKEN["gpus"]
         agents.run(rig, later)
@@ -235,19 +252,19 @@ def test_node_that_registers_again_between_attempts_gets_its_services_back() -> 
     rig = nodes.hosted_node()
     rig.fail_always["services.start"] = strikes.BROKEN["services"]
     agent = agents.new_agent(rig)
-    assert agents.run(rig, by=agent).should_retry
+    assert agents.run(rig, "one-slice-changed", by=agent).should_retry
     rig.fail_always.clear()
     agent_loop.register_again(rig)
 
     agent.forget_node()
-    agent.recover(agents.LAYOUT)
+    agent.recover("one-slice-changed")
 
-    assert agents.run(rig, by=agent, attempt=2).reason is Reason.APPLIED
+    assert agents.run(rig, "one-slice-changed", by=agent, attempt=2).reason is Reason.APPLIED
     ends.assert_restored(rig)
 
 
 @pytest.mark.parametrize("label_managed", [True, False])
-@pytest.mark.parametrize("requested", [agents.LAYOUT, "all-1g.5gb"])
+@pytest.mark.parametrize("requested", ["one-slice-changed", "all-1g.5gb"])
 def test_agent_after_a_stopped_one_waits_for_the_plugin(
     requested: str, *, label_managed: bool
 ) -> None:
@@ -258,8 +275,8 @@ def test_agent_after_a_stopped_one_waits_for_the_plugin(
         rig = nodes.node(layout="all-balanced", label_managed=label_managed)
         return rig, agents.new_agent(rig)
 
-    for rig, _ in strikes.supersede_at_checks(begin):
-        unfinished += ends.has_layout(rig, agents.LAYOUT)
+    for rig, _ in strikes.supersede_at_checks(begin, "one-slice-changed"):
+        unfinished += ends.has_layout(rig, "one-slice-changed")
         rig.pods.remove_if(lambda pod: pod.is_terminating)
 
         assert agents.resume(rig, requested).state is model.State.SUCCESS
@@ -301,23 +318,26 @@ def test_failed_read_does_not_keep_a_stopping_agent_from_reopening() -> None:
     agent = agents.new_agent(rig)
     rig.node.has_hold_taint = True
     journal = journals.Journal(
-        config=agents.LAYOUT, is_draining=True, node=node_entries.NodeEntries(has_hold_taint=True)
+        config="one-slice-changed",
+        is_draining=True,
+        node=node_entries.NodeEntries(has_hold_taint=True),
     )
     rig.node.annotations[well_known.JOURNAL_ANNOTATION] = journal.to_json()
-    agent.recover(agents.LAYOUT)
+    agent.recover("one-slice-changed")
     agent.mark_outdated()
     rig.fail_always = {"node.read": strikes.BROKEN["node"]}
     with pytest.raises(errors.ClusterError):
-        agent.recover(agents.LAYOUT)
+        agent.recover("one-slice-changed")
     rig.fail_always = {}
 
     agent.stop()
 
     assert not rig.node.has_hold_taint
-    assert rig.node.status["config"] == agents.LAYOUT
+    assert rig.node.status["config"] == "one-slice-changed"
 
 
-def assert_stop_restores(rig: node_rig.NodeRig, agent: agents.AgentInMemory) -> None:
+def stop_and_restore(rig: node_rig.NodeRig, agent: agents.AgentInMemory) -> None:
+    """Stop an agent whose host works again; check that it restores node and host."""
     rig.host.broken_services, rig.hooks.broken = set(), set()
 
     agent.stop()
@@ -339,9 +359,9 @@ def test_an_agent_that_stops_before_a_retry_restores_node_and_host(lost: str) ->
             rig.hooks.broken = {"exit"} if lost == "hook" else set()
 
     with strikes.on_calls(rig, fail):
-        assert agents.run(rig, by=agent).should_retry
+        assert agents.run(rig, "one-slice-changed", by=agent).should_retry
 
-    assert_stop_restores(rig, agent)
+    stop_and_restore(rig, agent)
 
 
 def test_an_agent_stopped_after_an_unreported_run_restores_node_and_host() -> None:
@@ -353,6 +373,6 @@ def test_an_agent_stopped_after_an_unreported_run_restores_node_and_host() -> No
             raise strikes.BROKEN["workloads"]
 
     with strikes.on_calls(rig, fail), pytest.raises(errors.ClusterError):
-        agents.run(rig, by=agent)
+        agents.run(rig, "one-slice-changed", by=agent)
 
-    assert_stop_restores(rig, agent)
+    stop_and_restore(rig, agent)

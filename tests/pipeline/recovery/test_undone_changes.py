@@ -79,7 +79,7 @@ def test_instance_that_the_interrupted_change_did_not_create_stays() -> None:
 
 def test_instance_created_after_a_refused_rollback_stays() -> None:
     rig = nodes.busy_node()
-    strikes.kill_before(rig, steps.CreateGpuInstance, number=2)
+    strikes.kill_before(rig, steps.CreateGpuInstance, "one-slice-changed", number=2)
     (created,) = (gi for gi in rig.gpus[0].gpu_instances if gi.placement.start == 0)
     uid = rig.pods.add(
         "newcomer", devices=frozenset(ci.uuid or "" for ci in created.compute_instances)
@@ -192,7 +192,7 @@ def test_a_pod_on_new_instances_leaves_the_restore_of_an_unreachable_gpu() -> No
 
 def test_a_rollback_that_is_refused_again_emits_no_event() -> None:
     rig = nodes.busy_node()
-    strikes.kill_before(rig, steps.CreateGpuInstance, number=2)
+    strikes.kill_before(rig, steps.CreateGpuInstance, "one-slice-changed", number=2)
     rig.pods.add("newcomer", devices=frozenset({nodes.device_at(rig, 0)}))
     assert agents.undo(rig)
     assert rig.node.events.count("Recovered") == 1
@@ -225,10 +225,10 @@ def test_a_rollback_that_a_pod_prevents_pauses_no_device_plugin() -> None:
 def test_a_resumed_run_that_rolls_back_publishes_the_restored_gpus() -> None:
     rig = nodes.busy_node()
     before = rig.gpus
-    strikes.kill_before(rig, steps.CreateComputeInstance)
+    strikes.kill_before(rig, steps.CreateComputeInstance, "one-slice-changed")
     text = agents.CONFIG.replace("{1g.5gb: 4, 3g.20gb: 1}", "{1g.5gb: 9}")
 
-    assert agents.resume(rig, agents.LAYOUT, layouts=text).reason is Reason.DOES_NOT_FIT
+    assert agents.resume(rig, "one-slice-changed", layouts=text).reason is Reason.DOES_NOT_FIT
 
     assert gpu_values.geometry(rig.node.published_gpus) == gpu_values.geometry(before)
     assert rig.node.labels[well_known.APPLIED_LABEL] == "all-balanced"

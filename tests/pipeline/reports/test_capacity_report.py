@@ -72,7 +72,7 @@ def test_run_publishes_use_and_room_in_its_last_patch(rig: node_rig.NodeRig) -> 
 
 
 def test_the_use_after_a_change_is_of_the_new_instances(rig: node_rig.NodeRig) -> None:
-    agents.run(rig)
+    agents.run(rig, "one-slice-changed")
 
     assert published_use(rig) == [[], [[4, 4]]]
 
@@ -389,5 +389,5 @@ def test_an_attempt_that_is_retried_observes_no_use(rig: node_rig.NodeRig) -> No
     del rig.node.annotations[well_known.CAPACITY_ANNOTATION]
     rig.disruptions.refusals["affected"] = "budget 'pdb-a' allows no disruption"
 
-    assert agents.run(rig).should_retry
+    assert agents.run(rig, "one-slice-changed").should_retry
     assert well_known.CAPACITY_ANNOTATION not in rig.node.annotations

@@ -236,7 +236,13 @@ def test_the_last_phase_of_a_superseded_run_is_measured(
     rig = nodes.busy_node()
     agent = agents.new_agent(rig, telemetry=agent_metrics)
 
-    ends.supersede(rig, by=agent, ends_when=lambda: rig.node.has_hold_taint, is_replaced=True)
+    ends.supersede(
+        rig,
+        "one-slice-changed",
+        by=agent,
+        ends_when=lambda: rig.node.has_hold_taint,
+        is_replaced=True,
+    )
 
     assert series(agent_metrics, "phase_duration_seconds_count")["Drain"] == 1
 
@@ -247,7 +253,7 @@ def test_each_phase_of_a_run_that_rolls_back_is_measured_once(
     rig = nodes.node(layout="all-balanced")
     rig.driver.step_error = strikes.refuse(steps.CreateGpuInstance, times=1)
 
-    agents.run(rig, by=agents.new_agent(rig, telemetry=agent_metrics))
+    agents.run(rig, "one-slice-changed", by=agents.new_agent(rig, telemetry=agent_metrics))
 
     counts = series(agent_metrics, "phase_duration_seconds_count")
     assert (counts["Execute"], counts["RollBack"]) == (1, 1)

@@ -10,8 +10,6 @@ from mig_manager.reasons import Reason
 from tests.pipeline import agent_loop
 from tests.rigs.node import agents, fakes, inboxes, node_rig, strikes
 
-LAYOUT = "all-balanced"
-
 Act = Callable[[], object]
 
 

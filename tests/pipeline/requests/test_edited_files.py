@@ -4,7 +4,7 @@ import pytest
 
 from mig_manager.core.node import well_known
 from mig_manager.reasons import Reason
-from tests.pipeline.requests.stories import LAYOUT, Story
+from tests.pipeline.requests.stories import Story
 from tests.rigs.node import agents, nodes
 
 EDITED_FILE = agents.CONFIG.replace("2g.10gb: 1, ", "")
@@ -15,7 +15,7 @@ def active_by_own_file() -> Story:
     """Return a node with a layout of the owner, whose name a generated one has, too."""
     story = Story(nodes.node())
     story.source.text = EDITED_FILE
-    story.run_agent(story.label(LAYOUT))
+    story.run_agent(story.label("all-balanced"))
     used = frozenset({nodes.device(story.rig, 0, "3g.20gb")})
     story.rig.pods.add("training", devices=used)
     story.rig.forget_past()
@@ -60,7 +60,9 @@ def test_an_active_layout_survives_a_file_that_lacks_it(
 def test_a_new_request_fails_for_a_file_that_cannot_be_read() -> None:
     story = active_by_own_file()
 
-    story.run_agent(story.file("version: ["), story.label("all-1g.5gb"), story.label(LAYOUT))
+    story.run_agent(
+        story.file("version: ["), story.label("all-1g.5gb"), story.label("all-balanced")
+    )
 
     assert story.reasons[-2:] == [Reason.INVALID_CONFIG, Reason.INVALID_CONFIG]
     assert story.rig.node.labels[well_known.STATE_LABEL] == "failed"
@@ -87,7 +89,7 @@ def test_a_new_request_takes_a_generated_layout_for_that_of_the_file() -> None:
     story.run_agent(
         story.file(EDITED_FILE.replace("  all-balanced:", "  all-balancd:")),
         story.label(None),
-        story.label(LAYOUT),
+        story.label("all-balanced"),
     )
 
     assert story.reasons[-1] is Reason.APPLIED

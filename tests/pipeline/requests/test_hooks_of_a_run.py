@@ -23,12 +23,12 @@ def test_hooks_run_at_their_points(rig: node_rig.NodeRig) -> None:
         when=lambda: rig.log[-1] == "hooks.run",
     )
 
-    ends.assert_ends(rig, Reason.APPLIED)
+    ends.run_to(rig, "one-slice-changed", Reason.APPLIED)
 
     assert rig.hooks.commands == [START, CONFIG, EXIT]
     assert rig.hooks.environment == {
         "MIG_PARTED_HOOKS_FILE": "hooks.yaml",
-        "MIG_PARTED_SELECTED_CONFIG": agents.LAYOUT,
+        "MIG_PARTED_SELECTED_CONFIG": "one-slice-changed",
     }
     assert [is_closed for _, is_closed in status_and_taint] == [False, True, True]
     assert status_and_taint[0][0] == "running the apply-start hooks"
@@ -43,7 +43,7 @@ def test_a_mig_mode_change_passes_all_four_hook_points_in_order() -> None:
     rig = nodes.add_hooks(nodes.node())
     executed = strikes.note(rig, lambda: len(rig.driver.executed_steps))
 
-    ends.assert_ends(rig, Reason.APPLIED, layout="all-1g.5gb")
+    ends.run_to(rig, "all-1g.5gb", Reason.APPLIED)
 
     assert rig.hooks.commands == [START, MODE, CONFIG, EXIT]
     assert [type(step) for step in rig.driver.executed_steps[:2]] == [steps.SetMode, steps.SetMode]
@@ -54,7 +54,7 @@ def test_a_mig_mode_change_passes_all_four_hook_points_in_order() -> None:
 def test_where_nothing_changes_the_agent_runs_no_hook_like_mig_parted(
     rig: node_rig.NodeRig,
 ) -> None:
-    ends.assert_ends(rig, Reason.ALREADY_APPLIED, layout="all-balanced")
+    ends.run_to(rig, "all-balanced", Reason.ALREADY_APPLIED)
 
     assert rig.hooks.commands == []
 
@@ -66,7 +66,7 @@ def test_a_hook_that_fails_before_the_change_is_active_rolls_back(
     rig.hooks.broken = {point}
     before = rig.gpus
 
-    outcome = ends.assert_ends(rig, Reason.HOOK_FAILED)
+    outcome = ends.run_to(rig, "one-slice-changed", Reason.HOOK_FAILED)
 
     assert outcome.message.startswith(f"{point} failed")
     assert outcome.should_retry
@@ -74,7 +74,7 @@ def test_a_hook_that_fails_before_the_change_is_active_rolls_back(
     assert ends.is_as_before(rig, before)
     assert ("workloads.evict" in rig.log) is (point != START)
     rig.hooks.broken = set()
-    ends.assert_ends(rig, Reason.APPLIED)
+    ends.run_to(rig, "one-slice-changed", Reason.APPLIED)
 
 
 def test_a_hook_that_fails_between_mode_and_instances_restores_the_mode() -> None:
@@ -83,7 +83,7 @@ def test_a_hook_that_fails_between_mode_and_instances_restores_the_mode() -> Non
     before = rig.gpus
 
     back = "the former instances are restored"
-    ends.assert_ends(rig, Reason.HOOK_FAILED, back, layout="all-1g.5gb")
+    ends.run_to(rig, "all-1g.5gb", Reason.HOOK_FAILED, back)
 
     assert rig.hooks.commands == [START, MODE, CONFIG, EXIT]
     assert ends.is_as_before(rig, before)
@@ -95,13 +95,13 @@ def test_a_last_hook_that_fails_leaves_the_layout_and_is_tried_again(
     rig.hooks.broken = {EXIT}
     agent = agents.new_agent(rig)
 
-    outcome = ends.assert_ends(rig, Reason.HOOK_FAILED, by=agent)
+    outcome = ends.run_to(rig, "one-slice-changed", Reason.HOOK_FAILED, by=agent)
 
     assert outcome.should_retry
     assert rig.node.open_recorder.host.owes_exit_hook
     rig.hooks.broken = set()
     executed = len(rig.driver.executed_steps)
-    ends.assert_ends(rig, Reason.APPLIED, by=agent, attempt=2)
+    ends.run_to(rig, "one-slice-changed", Reason.APPLIED, by=agent, attempt=2)
     assert len(rig.driver.executed_steps) == executed
     assert rig.hooks.commands == [START, CONFIG, EXIT, EXIT]
 
@@ -110,7 +110,7 @@ def test_failing_exit_hook_does_not_hide_the_reason_of_a_failure(rig: node_rig.N
     rig.hooks.broken = {EXIT}
     rig.driver.step_error = strikes.refuse(steps.CreateGpuInstance, times=1)
 
-    ends.assert_ends(rig, Reason.INSUFFICIENT_RESOURCES, "exit failed")
+    ends.run_to(rig, "one-slice-changed", Reason.INSUFFICIENT_RESOURCES, "exit failed")
 
     assert rig.hooks.commands == [START, CONFIG, EXIT]
 
@@ -118,7 +118,7 @@ def test_failing_exit_hook_does_not_hide_the_reason_of_a_failure(rig: node_rig.N
 def test_a_drain_that_fails_still_comes_to_the_last_point(rig: node_rig.NodeRig) -> None:
     rig.disruptions.refusals["affected"] = "budget 'pdb-a' allows no disruption"
 
-    ends.assert_ends(rig, Reason.DRAIN_TIMEOUT)
+    ends.run_to(rig, "one-slice-changed", Reason.DRAIN_TIMEOUT)
 
     assert rig.hooks.commands == [START, EXIT]
 
@@ -126,7 +126,10 @@ def test_a_drain_that_fails_still_comes_to_the_last_point(rig: node_rig.NodeRig)
 def test_a_request_that_ends_during_the_start_hooks_closes_no_node(rig: node_rig.NodeRig) -> None:
     taints = strikes.note(rig, lambda: rig.node.has_hold_taint)
 
-    ends.assert_superseded(rig, ends_when=lambda: rig.log[-1] == "hooks.run", is_replaced=True)
+    ends.supersede(
+        rig, "one-slice-changed", ends_when=lambda: rig.log[-1] == "hooks.run", is_replaced=True
+    )
+    ends.assert_restored(rig)
 
     assert set(taints) == {False}
 
@@ -134,12 +137,16 @@ def test_a_request_that_ends_during_the_start_hooks_closes_no_node(rig: node_rig
 def test_a_program_that_this_change_does_not_run_may_be_missing(rig: node_rig.NodeRig) -> None:
     rig.hooks.missing = {MODE}
 
-    ends.assert_ends(rig, Reason.APPLIED)
+    ends.run_to(rig, "one-slice-changed", Reason.APPLIED)
 
 
 def kill_in_hook(rig: node_rig.NodeRig, number: int) -> None:
     """Kill the agent while the hook with this number runs."""
-    strikes.kill_when(rig, lambda: rig.log.count("hooks.run") == number)
+    strikes.kill_when(
+        rig,
+        lambda: rig.log.count("hooks.run") == number,
+        lambda rig: agents.run(rig, "one-slice-changed"),
+    )
 
 
 @pytest.mark.parametrize("number", [1, 2, 3])
@@ -150,7 +157,7 @@ def test_exit_hook_runs_once_after_a_kill_in_a_hook(
     kill_in_hook(rig, number)
     assert rig.node.open_recorder.host.owes_exit_hook
     if resumes:
-        assert agents.resume(rig, agents.LAYOUT).reason is Reason.APPLIED
+        assert agents.resume(rig, "one-slice-changed").reason is Reason.APPLIED
         assert rig.hooks.commands.count(EXIT) == 1
     else:
         agents.undo(rig)
@@ -163,7 +170,7 @@ def test_pending_exit_hook_is_dropped_if_the_hooks_are_removed(rig: node_rig.Nod
     kill_in_hook(rig, 2)
     rig.hooks.text = ""
 
-    assert agents.resume(rig, agents.LAYOUT).reason is Reason.APPLIED
+    assert agents.resume(rig, "one-slice-changed").reason is Reason.APPLIED
     assert well_known.JOURNAL_ANNOTATION not in rig.node.annotations
 
 
@@ -180,6 +187,8 @@ def test_an_exit_hook_stays_pending_while_the_hooks_file_is_invalid(rig: node_ri
 def test_a_hook_gives_signs_of_life(rig: node_rig.NodeRig) -> None:
     telemetry = fakes.FakeTelemetry()
 
-    ends.assert_ends(rig, Reason.APPLIED, by=agents.new_agent(rig, telemetry=telemetry))
+    ends.run_to(
+        rig, "one-slice-changed", Reason.APPLIED, by=agents.new_agent(rig, telemetry=telemetry)
+    )
 
     assert len(telemetry.events["still_working"]) >= 3

@@ -34,8 +34,8 @@ def test_lenient_agent_applies_with_a_warning_what_a_strict_one_refuses(
 ) -> None:
     rig = nodes.node()
 
-    ends.assert_ends(rig, Reason.INVALID_CONFIG, layout="all-1g.5gb", layouts=TWICE)
-    ends.assert_ends(rig, Reason.APPLIED, layout="all-1g.5gb", by=lenient(rig, TWICE))
+    ends.run_to(rig, "all-1g.5gb", Reason.INVALID_CONFIG, layouts=TWICE)
+    ends.run_to(rig, "all-1g.5gb", Reason.APPLIED, by=lenient(rig, TWICE))
 
     (warning,) = warnings(logs)
     assert warning["log_level"] == "warning"
@@ -62,7 +62,7 @@ def test_a_layout_for_other_gpus_counts_as_active_as_in_mig_parted(
     rig = nodes.node(layout="all-balanced")
     gpus = rig.gpus
 
-    ends.assert_ends(rig, Reason.ALREADY_APPLIED, layout="other-gpu", by=lenient(rig))
+    ends.run_to(rig, "other-gpu", Reason.ALREADY_APPLIED, by=lenient(rig))
 
     assert rig.gpus == gpus
     problems = [str(each["problem"]) for each in warnings(logs)]
@@ -84,6 +84,6 @@ def test_a_layout_with_placements_is_served_like_any_other() -> None:
     )
     rig = nodes.node()
 
-    ends.assert_ends(rig, Reason.APPLIED, layout="placed", layouts=text)
+    ends.run_to(rig, "placed", Reason.APPLIED, layouts=text)
 
     assert [gi.placement.start for gi in rig.gpus[0].gpu_instances] == [4]

@@ -182,11 +182,11 @@ def test_a_stop_ends_the_queue_for_good(box: intake.Inbox) -> None:
 def test_an_agent_that_stops_in_a_run_publishes_that_it_was_interrupted() -> None:
     rig = nodes.busy_node()
     box = intake.Inbox()
-    box.put_label(agents.LAYOUT)
+    box.put_label("one-slice-changed")
     rig.on_call = lambda: box.stop() if rig.node.has_hold_taint else None
 
     with pytest.raises(errors.Superseded):
-        agents.new_agent(rig).run(agents.LAYOUT, latest(box))
+        agents.new_agent(rig).run("one-slice-changed", latest(box))
 
     assert rig.node.labels[well_known.STATE_LABEL] == "failed"
     assert "Interrupted" in rig.node.events

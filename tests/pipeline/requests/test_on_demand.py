@@ -29,7 +29,7 @@ BOTH_AND_MORE = (
 )
 
 
-def assert_refused(
+def request_to_refusal(
     rig: node_rig.NodeRig, *texts: str, waits_s: float = 0.0, **options: Any
 ) -> None:
     """Request the layout on demand; check that nothing has happened beside the state."""
@@ -67,7 +67,7 @@ def test_on_demand_an_affected_pod_ends_the_run_under_any_policy(
     rig = nodes.busy_node()
     rig.policy = policies.Policy(drain=drain, is_forced=True)
 
-    assert_refused(rig, "default/affected")
+    request_to_refusal(rig, "default/affected")
 
     assert "spared" not in rig.node.event_messages[-1]
 
@@ -75,7 +75,7 @@ def test_on_demand_an_affected_pod_ends_the_run_under_any_policy(
 def test_on_demand_a_pod_that_is_bound_and_has_no_device_yet_may_get_one() -> None:
     rig = idle_node()
     rig.pods.add("starting", gpu_resources={"nvidia.com/mig-2g.10gb": 1}, phase="Pending")
-    assert_refused(rig, "default/starting", waits_s=3.0)
+    request_to_refusal(rig, "default/starting", waits_s=3.0)
 
 
 def test_on_demand_a_pod_is_awaited_that_only_the_second_plan_affects() -> None:
@@ -113,7 +113,7 @@ def add_monitor(rig: node_rig.NodeRig) -> str:
 def test_on_demand_a_process_ends_the_run_before_the_node_is_tainted(owner: str) -> None:
     rig = idle_node()
     agent = agents.new_agent(rig, limits=ON, processes=lambda: used_by(rig, owner))
-    assert_refused(rig, f"is in use by python (pid 7, GPU instance 2, {owner})", by=agent)
+    request_to_refusal(rig, f"is in use by python (pid 7, GPU instance 2, {owner})", by=agent)
 
 
 def test_on_demand_processes_of_gpu_clients_do_not_count() -> None:

@@ -19,7 +19,7 @@ def test_first_layout_succeeds_with_every_device_schedulable(*, label_managed: b
     rig = nodes.node(label_managed=label_managed)
     old_plugin = next(iter(rig.pods))
 
-    ends.assert_ends(rig, Reason.APPLIED, layout="all-1g.5gb")
+    ends.run_to(rig, "all-1g.5gb", Reason.APPLIED)
 
     assert rig.node.states == ["pending", "success"]
     assert rig.node.labels[well_known.STATE_LABEL] == "success"
@@ -37,7 +37,7 @@ def test_devices_are_schedulable_before_kubelets_next_report(*, may_report: bool
     rig.kubelet.reports_from_s = 10.0
     rig.fail_always |= {} if may_report else {"node.report": strikes.BROKEN["node"]}
 
-    ends.assert_ends(rig, Reason.APPLIED, layout="all-1g.5gb")
+    ends.run_to(rig, "all-1g.5gb", Reason.APPLIED)
 
     assert rig.kubelet.reported_devices == {"nvidia.com/gpu": 14 if may_report else 0}
     assert (rig.clock.monotonic() < rig.kubelet.reports_from_s) is may_report
@@ -58,7 +58,7 @@ def test_plugin_from_before_mig_is_restarted_if_its_strategy_is_known(
     # A person applied it at a shell.
     rig.gpus = nodes.node(layout="all-balanced").gpus
 
-    ends.assert_ends(rig, Reason.ALREADY_APPLIED, layout="all-balanced")
+    ends.run_to(rig, "all-balanced", Reason.ALREADY_APPLIED)
 
     # With strategy none it would still offer the whole GPUs.
     assert len(rig.kubelet.schedulable["nvidia.com/gpu"]) == devices
@@ -78,7 +78,7 @@ def test_a_former_strategys_label_restarts_the_plugin_once_failing_no_run() -> N
 
     for attempt in (1, 2):
         layout = "all-balanced"
-        ends.assert_ends(rig, Reason.ALREADY_APPLIED, layout=layout, by=agent, attempt=attempt)
+        ends.run_to(rig, layout, Reason.ALREADY_APPLIED, by=agent, attempt=attempt)
 
     assert rig.log.count("workloads.delete") == 1
 
@@ -90,14 +90,14 @@ def test_broken_plugin_of_other_devices_is_not_waited_for() -> None:
     rig.kubelet.schedulable = {}
     rig.kubelet.phantoms = {"nvidia.com/hostdev": 4}
 
-    ends.assert_ends(rig, Reason.APPLIED, layout="all-1g.5gb")
+    ends.run_to(rig, "all-1g.5gb", Reason.APPLIED)
 
 
 def test_active_layout_succeeds_after_one_observation() -> None:
     rig = nodes.node(layout="all-balanced")
     pods = dict(rig.pods)
 
-    ends.assert_ends(rig, Reason.ALREADY_APPLIED, layout="all-balanced")
+    ends.run_to(rig, "all-balanced", Reason.ALREADY_APPLIED)
 
     assert rig.node.states == ["success"]
     assert rig.log.count("gpus.observe") == 1
@@ -120,7 +120,7 @@ def test_a_known_change_is_pending_before_kubelet_is_queried(
 ) -> None:
     rig, agent = node_and_agent()
 
-    ends.assert_ends(rig, Reason.APPLIED, layout="all-balanced", by=agent, attempt=attempt)
+    ends.run_to(rig, "all-balanced", Reason.APPLIED, by=agent, attempt=attempt)
 
     asked_at = rig.log.index("allocations.assigned_devices")
     assert (rig.log.index("node.patch") < asked_at) is is_early
@@ -179,7 +179,7 @@ def test_only_pods_on_destroyed_instances_are_evicted() -> None:
         if "spared" in rig.pods[uid].name
     }
 
-    ends.assert_ends(rig, Reason.APPLIED)
+    ends.run_to(rig, "one-slice-changed", Reason.APPLIED)
 
     assert rig.log.count("workloads.evict") == 1
     assert len(spared) == 3
@@ -192,7 +192,7 @@ def test_a_kubelet_that_has_just_started_gets_time_to_list_its_pods() -> None:
     rig = nodes.busy_node()
     rig.kubelet.all_listed_from_s = 5.0
 
-    ends.assert_ends(rig, Reason.APPLIED)
+    ends.run_to(rig, "one-slice-changed", Reason.APPLIED)
 
     assert rig.log.count("workloads.evict") == 1
     assert "affected" not in rig.pods.names
@@ -209,8 +209,9 @@ def test_no_pod_is_evicted_while_kubelet_lists_no_device(*, lists_pods: bool) ->
     else:
         rig.kubelet.all_listed_from_s = math.inf
 
-    outcome = ends.assert_ends(
+    outcome = ends.run_to(
         rig,
+        "one-slice-changed",
         Reason.POD_RESOURCES_UNAVAILABLE,
         "kubelet lists no device of a running pod, or the pod was started without one",
         "default/spared",
@@ -228,7 +229,7 @@ def test_a_node_without_gpu_pods_changes_although_kubelet_lists_none() -> None:
     rig.pods.add("web")
     rig.kubelet.all_listed_from_s = math.inf
 
-    ends.assert_ends(rig, Reason.APPLIED)
+    ends.run_to(rig, "one-slice-changed", Reason.APPLIED)
 
     assert "web" in rig.pods.names
 
@@ -255,7 +256,7 @@ def test_the_status_names_the_phase_in_which_a_run_has_ended(
 def test_a_change_that_evicts_no_pod_announces_a_wait() -> None:
     rig = node_without_evictions()
 
-    ends.assert_ends(rig, Reason.APPLIED)
+    ends.run_to(rig, "one-slice-changed", Reason.APPLIED)
 
     waits = "1 pod to wait for: default/affected"
     assert waits in rig.node.status_messages
@@ -269,7 +270,7 @@ def test_an_evicted_daemonset_pod_cannot_restart_before_the_change_ends() -> Non
     rig.pods.add("monitor-1", devices=devices, owner_kind="DaemonSet")
     rig.daemons.without_label.add("monitor-1")
 
-    ends.assert_ends(rig, Reason.APPLIED)
+    ends.run_to(rig, "one-slice-changed", Reason.APPLIED)
 
     assert rig.log.count("workloads.evict") == 1
     rig.advance()
@@ -283,7 +284,7 @@ def test_a_drain_blocked_by_many_pods_has_a_short_message() -> None:
     for number in range(224):
         rig.pods.add(f"a-rather-long-name-of-a-pod-{number}", devices=devices, is_kept=True)
 
-    outcome = ends.assert_ends(rig, Reason.DRAIN_TIMEOUT, "225 pods still use")
+    outcome = ends.run_to(rig, "one-slice-changed", Reason.DRAIN_TIMEOUT, "225 pods still use")
 
     assert any("225 pods to evict: default/affected" in text for text in rig.node.event_messages)
     assert outcome.message.count("do-not-evict") == 1
@@ -295,7 +296,7 @@ def test_a_drain_blocked_by_many_pods_has_a_short_message() -> None:
 def test_gpus_are_planned_twice_if_the_driver_hides_profiles() -> None:
     rig = nodes.node()
     rig.driver.hides_profiles = True
-    ends.assert_ends(rig, Reason.APPLIED, layout="all-1g.5gb")
+    ends.run_to(rig, "all-1g.5gb", Reason.APPLIED)
 
     assert [len(gpu.mig_uuids) for gpu in rig.gpus] == [7, 7]
 
@@ -308,8 +309,8 @@ def test_steps_that_a_driver_does_not_execute_are_noticed() -> None:
             return gpu_values.of_plan(self.observe(), plan)
 
     rig = nodes.node()
-    ends.assert_ends(
-        rig, Reason.VERIFY_FAILED, layout="all-1g.5gb", by=agents.new_agent(rig, gpus=Driver(rig))
+    ends.run_to(
+        rig, "all-1g.5gb", Reason.VERIFY_FAILED, by=agents.new_agent(rig, gpus=Driver(rig))
     )
 
 
@@ -332,7 +333,7 @@ def test_kept_pod_admitted_before_the_plugin_stops_ends_the_run() -> None:
     admit_late_pod(rig, is_kept=True)
 
     why = "default/late (its annotation mig-manager.io/do-not-evict"
-    ends.assert_ends(rig, Reason.DRAIN_TIMEOUT, why)
+    ends.run_to(rig, "one-slice-changed", Reason.DRAIN_TIMEOUT, why)
 
     assert "late" in rig.pods.names
     assert rig.gpus == before
@@ -342,7 +343,7 @@ def test_pod_admitted_before_the_plugin_stops_is_evicted_too() -> None:
     rig = nodes.busy_node()
     admit_late_pod(rig)
 
-    ends.assert_ends(rig, Reason.APPLIED)
+    ends.run_to(rig, "one-slice-changed", Reason.APPLIED)
 
     assert "late" not in rig.pods.names
     assert rig.log.count("workloads.evict") == 2
@@ -357,7 +358,7 @@ def test_the_node_is_tainted_and_never_cordoned_before_any_pod_is_evicted() -> N
         lambda: closed.append((rig.node.has_hold_taint, rig.node.is_unschedulable))
     )
 
-    agents.run(rig)
+    agents.run(rig, "one-slice-changed")
 
     calls = ("node.patch", "workloads.can_evict", "gpus.execute")
     assert [rig.log.index(call) for call in calls] == sorted(map(rig.log.index, calls))
@@ -371,7 +372,7 @@ def test_policy_node_evicts_every_gpu_pod() -> None:
     rig.pods.add("nic", gpu_resources={"nvidia.com/hostdev": 1})
     rig.kubelet.claims.add(rig.pods.add("claimant"))
 
-    ends.assert_ends(rig, Reason.APPLIED)
+    ends.run_to(rig, "one-slice-changed", Reason.APPLIED)
 
     assert {"affected", "spared", "claimant"}.isdisjoint(rig.pods.names)
     assert {"cpu", "nic"} <= rig.pods.names
@@ -380,7 +381,7 @@ def test_policy_node_evicts_every_gpu_pod() -> None:
 def test_force_is_reported_in_an_event_a_status_and_the_message() -> None:
     rig = guarded_node()
 
-    ends.assert_ends(rig, Reason.APPLIED, "Deleted by force: default/affected")
+    ends.run_to(rig, "one-slice-changed", Reason.APPLIED, "Deleted by force: default/affected")
 
     assert "ForcedDrain" in rig.node.events
     assert "deleting by force default/affected" in rig.node.status_messages
@@ -391,7 +392,7 @@ def test_pods_with_claims_on_gpus_are_evicted_with_one_event() -> None:
     rig = nodes.busy_node()
     rig.kubelet.claims |= {rig.pods.add("claimant"), rig.pods.add("another")}
 
-    agents.run(rig)
+    agents.run(rig, "one-slice-changed")
 
     assert rig.pods.names.isdisjoint({"claimant", "another"})
     drained = rig.node.event_messages[rig.node.events.index("Draining")]
@@ -402,7 +403,7 @@ def test_pods_with_claims_on_gpus_are_evicted_with_one_event() -> None:
 def test_run_publishes_the_gpus_it_observes() -> None:
     rig = nodes.node(layout="all-balanced")
 
-    ends.assert_ends(rig, Reason.APPLIED, layout="all-1g.5gb")
+    ends.run_to(rig, "all-1g.5gb", Reason.APPLIED)
 
     text = rig.node.annotations[well_known.GPUS_ANNOTATION]
     published = inventory_codec.from_json(text)
@@ -416,7 +417,7 @@ def test_run_publishes_the_gpus_it_observes() -> None:
 def test_annotations_that_another_program_removed_are_written_again() -> None:
     rig = nodes.node()
     agent = agents.start(rig, "all-1g.5gb")
-    ends.assert_ends(rig, Reason.APPLIED, layout="all-1g.5gb", by=agent)
+    ends.run_to(rig, "all-1g.5gb", Reason.APPLIED, by=agent)
     steady = {
         well_known.GPUS_ANNOTATION,
         well_known.LAYOUTS_ANNOTATION,
@@ -424,7 +425,7 @@ def test_annotations_that_another_program_removed_are_written_again() -> None:
     }
     before = {key: rig.node.annotations.pop(key) for key in steady}
 
-    ends.assert_ends(rig, Reason.ALREADY_APPLIED, layout="all-1g.5gb", by=agent)
+    ends.run_to(rig, "all-1g.5gb", Reason.ALREADY_APPLIED, by=agent)
 
     assert {key: rig.node.annotations[key] for key in steady} == before
 
@@ -432,7 +433,7 @@ def test_annotations_that_another_program_removed_are_written_again() -> None:
 def test_no_gpu_is_published_if_the_driver_lists_none() -> None:
     rig = nodes.node()
     agent = agents.start(rig, "all-1g.5gb")
-    ends.assert_ends(rig, Reason.APPLIED, layout="all-1g.5gb", by=agent)
+    ends.run_to(rig, "all-1g.5gb", Reason.APPLIED, by=agent)
     rig.gpus = model.NO_GPUS
 
     assert agents.run(rig, "all-1g.5gb", by=agent).state is model.State.FAILED

@@ -208,7 +208,10 @@ def test_refused_run_changes_nothing(case: str) -> None:
     rig = make()
     gpus, labels, pods = rig.gpus, dict(rig.node.labels), dict(rig.pods)
 
-    outcome = ends.assert_ends(rig, reason, *texts, **options)
+    layout = options.get("layout", "one-slice-changed")
+    outcome = ends.run_to(
+        rig, layout, reason, *texts, layouts=options.get("layouts", agents.CONFIG)
+    )
 
     assert outcome.should_retry is reason.is_transient
     # That a drain fails is known only after the node is tainted.
@@ -265,7 +268,7 @@ def test_an_outdated_strategy_label_ends_no_run_after_its_drain() -> None:
         lambda: rig.pods.add("late", devices=devices),
     )
 
-    ends.assert_ends(rig, Reason.APPLIED)
+    ends.run_to(rig, "one-slice-changed", Reason.APPLIED)
 
 
 def test_hami_in_another_mode_manages_no_instances() -> None:
@@ -274,4 +277,4 @@ def test_hami_in_another_mode_manages_no_instances() -> None:
         key: text.replace("mig", "mps") for key, text in rig.node.annotations.items()
     }
 
-    ends.assert_ends(rig, Reason.APPLIED)
+    ends.run_to(rig, "one-slice-changed", Reason.APPLIED)

@@ -89,9 +89,9 @@ def test_a_change_that_always_fails_after_its_drain_soon_evicts_no_pod(
     with broken(rig):
         agent = agents.new_agent(rig)
         for attempt in range(1, 7):
-            assert agents.run(rig, by=agent, attempt=attempt).should_retry
+            assert agents.run(rig, "one-slice-changed", by=agent, attempt=attempt).should_retry
             restart_pod(rig, device)
-        outcome = agents.run(rig, by=agent, attempt=7)
+        outcome = agents.run(rig, "one-slice-changed", by=agent, attempt=7)
     assert outcome.should_retry
     assert rig.log.count("workloads.evict") == 3
     assert "3 changes to layout" in outcome.message
@@ -101,8 +101,8 @@ def test_a_change_that_always_fails_after_its_drain_soon_evicts_no_pod(
     act, is_new, evictions = REMEDIES[remedy]
     act(rig)
     if is_restarted:
-        agent = agents.start(rig, agents.LAYOUT)
-    ends.assert_ends(rig, Reason.APPLIED, by=agent, is_new=is_new)
+        agent = agents.start(rig, "one-slice-changed")
+    ends.run_to(rig, "one-slice-changed", Reason.APPLIED, by=agent, is_new=is_new)
     assert "affected" not in rig.pods.names
     assert rig.log.count("workloads.evict") == evictions
 
@@ -116,11 +116,11 @@ def test_an_eviction_counts_though_its_answer_is_lost_or_the_agent_killed(
     with broken_change(rig):
         for _ in range(5):
             workloads = fake_cluster.UnansweredWorkloads(rig, error)
-            agent = agents.start(rig, agents.LAYOUT, workloads=workloads)
+            agent = agents.start(rig, "one-slice-changed", workloads=workloads)
             with contextlib.suppress(strikes.Killed):
-                agents.run(rig, by=agent)
+                agents.run(rig, "one-slice-changed", by=agent)
             if rig.node.has_hold_taint:
-                agents.resume(rig, agents.LAYOUT)
+                agents.resume(rig, "one-slice-changed")
             restart_pod(rig, device)
 
     assert rig.log.count("workloads.evict") == 3

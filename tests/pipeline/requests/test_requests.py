@@ -9,7 +9,7 @@ from mig_manager.core.node import well_known
 from mig_manager.reasons import Reason
 from tests.pipeline import agent_loop, gpu_processes
 from tests.pipeline.custom_requests import CHANGED
-from tests.pipeline.requests.stories import LAYOUT, Death, Story
+from tests.pipeline.requests.stories import Death, Story
 from tests.rigs.node import agents, nodes, strikes
 
 
@@ -21,15 +21,15 @@ def assert_no_pod_was_evicted(story: Story, name: str, reason: Reason) -> None:
 
 def active(death: Death | None) -> Story:
     """Return a node whose requested layout is active."""
-    story = Story(nodes.node(layout=LAYOUT), death)
-    story.rig.node.labels[well_known.CONFIG_LABEL] = LAYOUT
+    story = Story(nodes.node(layout="all-balanced"), death)
+    story.rig.node.labels[well_known.CONFIG_LABEL] = "all-balanced"
     return story
 
 
 def first_layout(death: Death | None) -> Story:
     """The GPUs drift after the first layout."""
     story = Story(nodes.node(), death)
-    story.run_agent(story.label(LAYOUT))
+    story.run_agent(story.label("all-balanced"))
     nodes.add_pod_on_foreign_instances(story.rig)
     story.run_agent()
     assert_no_pod_was_evicted(story, "foreign", Reason.DRIFTED)
@@ -64,7 +64,7 @@ def new_rule_for_other_gpus(death: Death | None) -> Story:
     story.run_agent()
     nodes.add_pod_on_foreign_instances(story.rig)
     rule = "  - {device-filter: '0xFFFF10DE', devices: all, mig-enabled: false}\n"
-    head = f"  {LAYOUT}:\n"
+    head = "  all-balanced:\n"
     story.source.text = agents.CONFIG.replace(head, head + rule)
     story.rig.driver.lost.add(story.rig.gpus[1].uuid)
     story.run_agent()
@@ -153,7 +153,7 @@ def silent_kubelet(death: Death | None) -> Story:
     """A layout is requested while kubelet does not answer."""
     story = Story(nodes.busy_node(), death)
     story.rig.kubelet.is_silent = True
-    story.run_agent(story.label(agents.LAYOUT))
+    story.run_agent(story.label("one-slice-changed"))
     assert_no_pod_was_evicted(story, "affected", Reason.POD_RESOURCES_UNAVAILABLE)
     return story
 
@@ -164,7 +164,7 @@ def pod_that_only_kubelet_lists(death: Death | None) -> Story:
     story.rig.kubelet.devices_of_unlisted_pods["deleted"] = frozenset(
         {nodes.device(story.rig, 0, "2g.10gb")}
     )
-    story.run_agent(story.label(agents.LAYOUT))
+    story.run_agent(story.label("one-slice-changed"))
     assert_no_pod_was_evicted(story, "affected", Reason.DRAIN_TIMEOUT)
     return story
 
@@ -237,7 +237,7 @@ def another_layout(death: Death | None) -> Story:
     for name, gpu, profile in (("affected", 0, "2g.10gb"), ("spared", 1, "3g.20gb")):
         device = nodes.device(story.rig, gpu, profile)
         story.rig.pods.add(name, devices=frozenset({device}))
-    story.run_agent(story.label(agents.LAYOUT))
+    story.run_agent(story.label("one-slice-changed"))
     assert story.reasons[-1] in {Reason.APPLIED, Reason.ALREADY_APPLIED}
     assert story.rig.pods.names >= {"spared"}
     assert "affected" not in story.rig.pods.names
@@ -267,7 +267,7 @@ def test_a_label_that_is_set_again_evicts_for_a_drifted_layout() -> None:
     story = active(None)
     nodes.add_pod_on_foreign_instances(story.rig)
 
-    story.run_agent(story.label(None), story.label(LAYOUT))
+    story.run_agent(story.label(None), story.label("all-balanced"))
 
     assert story.reasons == [Reason.DRIFTED, Reason.APPLIED]
     assert "foreign" not in story.rig.pods.names
@@ -292,7 +292,7 @@ def test_a_layout_requested_again_is_new_although_the_node_object_is_too() -> No
     story.run_agent(story.label(None))
     agent_loop.register_again(story.rig)
     nodes.add_pod_on_foreign_instances(story.rig)
-    story.rig.node.labels[well_known.CONFIG_LABEL] = LAYOUT
+    story.rig.node.labels[well_known.CONFIG_LABEL] = "all-balanced"
 
     story.run_agent()
 

@@ -162,7 +162,7 @@ def test_a_deleted_plugin_is_awaited_until_it_is_back_or_removed(
         return refused(step)
 
     rig.driver.step_error = refuse
-    assert agents.run(rig).reason is Reason.INSUFFICIENT_RESOURCES
+    assert agents.run(rig, "one-slice-changed").reason is Reason.INSUFFICIENT_RESOURCES
     assert not rig.pods.plugins
     for _ in range(attempts):
         assert start(rig, agents.CONFIG, layout=then) is Reason.PLUGIN_NOT_READY

@@ -24,7 +24,7 @@ def test_slot_is_taken_before_the_taint_and_released_after_the_restore(
     rig: node_rig.NodeRig,
 ) -> None:
     # A first attempt also publishes before the slot that it will change the GPUs.
-    ends.assert_ends(rig, Reason.APPLIED, attempt=2)
+    ends.run_to(rig, "one-slice-changed", Reason.APPLIED, attempt=2)
 
     log = rig.log
     assert log.index("slots.take") < log.index("slots.check") < log.index("node.patch")
@@ -41,7 +41,9 @@ def test_layouts_are_written_after_the_slot_is_released(rig: node_rig.NodeRig) -
         log.append("layouts.write")
         return True
 
-    ends.assert_ends(rig, Reason.APPLIED, by=agents.new_agent(rig, write_layouts=write))
+    ends.run_to(
+        rig, "one-slice-changed", Reason.APPLIED, by=agents.new_agent(rig, write_layouts=write)
+    )
 
     assert log[-2:] == ["slots.release", "layouts.write"]
 
@@ -53,7 +55,7 @@ def test_layouts_are_written_after_the_slot_is_released(rig: node_rig.NodeRig) -
 def test_an_active_or_impossible_layout_needs_no_slot(
     rig: node_rig.NodeRig, layout: str, reason: Reason
 ) -> None:
-    ends.assert_ends(rig, reason, layout=layout)
+    ends.run_to(rig, layout, reason)
 
     assert "slots.take" not in rig.log
 
@@ -67,7 +69,7 @@ def test_a_slot_is_taken_for_gpus_observed_under_the_lock(
         rig, lambda: lock.is_locked, when=lambda: rig.log[-1] == "gpus.observe"
     )
 
-    ends.assert_ends(rig, Reason.APPLIED, by=agents.new_agent(rig, lock=lock))
+    ends.run_to(rig, "one-slice-changed", Reason.APPLIED, by=agents.new_agent(rig, lock=lock))
 
     assert set(is_locked) == {True}
 
@@ -75,7 +77,7 @@ def test_a_slot_is_taken_for_gpus_observed_under_the_lock(
 def test_a_node_that_is_locked_waits_once_and_takes_no_slot(rig: node_rig.NodeRig) -> None:
     lock = fakes.FakeLock(refusals=1000)
 
-    ends.assert_ends(rig, Reason.LOCKED, by=agents.new_agent(rig, lock=lock))
+    ends.run_to(rig, "one-slice-changed", Reason.LOCKED, by=agents.new_agent(rig, lock=lock))
 
     assert rig.clock.now_s < 2 * agents.TIMEOUTS["lock_timeout_s"]
     assert "slots.take" not in rig.log
@@ -88,7 +90,7 @@ def test_a_node_that_waits_for_a_slot_names_the_owners_and_is_not_touched(
     statuses: list[dict[str, object]] = []
     rig.clock.on_wait.append(lambda: statuses.append(rig.node.status))
 
-    ends.assert_ends(rig, Reason.APPLIED)
+    ends.run_to(rig, "one-slice-changed", Reason.APPLIED)
 
     assert {key: statuses[0][key] for key in ("state", "phase", "reason", "message")} == {
         "state": "pending",
@@ -106,7 +108,7 @@ def test_a_waiting_node_publishes_the_slot_owners_now_and_then(
         slots.Denial(limit=1, changing=(f"node-{number}",)) for number in range(60)
     ]
 
-    ends.assert_ends(rig, Reason.APPLIED)
+    ends.run_to(rig, "one-slice-changed", Reason.APPLIED)
 
     reports = [
         message for message in rig.node.status_messages if "under change now: node-" in message
@@ -119,22 +121,23 @@ def test_a_silent_api_only_prolongs_the_wait(
 ) -> None:
     rig.slots.next_errors = [errors.ClusterError("away", reason=Reason.API_UNAVAILABLE)] * 2
 
-    ends.assert_ends(rig, Reason.APPLIED)
+    ends.run_to(rig, "one-slice-changed", Reason.APPLIED)
 
 
 def end_superseded(rig: node_rig.NodeRig) -> None:
     rig.slots.denials = [USED_BY_B] * 10
-    ends.assert_superseded(rig, ends_at=2)
+    ends.supersede(rig, "one-slice-changed", ends_at=2)
+    ends.assert_restored(rig, is_stopped=True)
 
 
 def end_forbidden(rig: node_rig.NodeRig) -> None:
     rig.slots.next_errors = [errors.ClusterError("no", reason=Reason.FORBIDDEN, status=403)]
-    ends.assert_ends(rig, Reason.FORBIDDEN)
+    ends.run_to(rig, "one-slice-changed", Reason.FORBIDDEN)
 
 
 def end_as_slot_is_stale(rig: node_rig.NodeRig) -> None:
     rig.slots.is_stale = True
-    assert ends.assert_ends(rig, Reason.SLOTS_TAKEN).should_retry
+    assert ends.run_to(rig, "one-slice-changed", Reason.SLOTS_TAKEN).should_retry
 
 
 @pytest.mark.parametrize("end", [end_superseded, end_forbidden, end_as_slot_is_stale])
@@ -152,27 +155,27 @@ def test_without_a_slot_the_node_is_not_touched(
 def test_the_slot_is_released_with_the_nodes_marks_whichever_call_fails(
     rig: node_rig.NodeRig,
 ) -> None:
-    agents.run(rig)
+    agents.run(rig, "one-slice-changed")
     unreported = 0
     for index, call in enumerate(rig.log):
         rig = nodes.limited_node()
         agent = agents.new_agent(rig)
         rig.fail_once_at = {index: strikes.broken(call)}
         try:
-            agents.run(rig, by=agent)
+            agents.run(rig, "one-slice-changed", by=agent)
         except errors.ClusterError:
             unreported += 1
             # It could not say how it ended; what it took is still there, and so is the slot.
             has_journal = bool(rig.node.annotations.get(well_known.JOURNAL_ANNOTATION))
             assert rig.slots.is_taken is has_journal
-            agent.recover(agents.LAYOUT)
-            agents.run(rig, by=agent)
+            agent.recover("one-slice-changed")
+            agents.run(rig, "one-slice-changed", by=agent)
 
         assert rig.log[index] == call
         ends.assert_restored_or_in_drain(rig, rig.log[:index])
         if rig.node.has_hold_taint:
             assert rig.slots.is_taken
-            agents.run(rig, by=agent)
+            agents.run(rig, "one-slice-changed", by=agent)
         ends.assert_restored(rig)
     assert unreported > 2
 
@@ -185,7 +188,7 @@ def disrupting_calls() -> list[int]:
         lambda: len(rig.log) - 1,
         when=lambda: well_known.JOURNAL_ANNOTATION in rig.node.annotations,
     )
-    agents.run(rig)
+    agents.run(rig, "one-slice-changed")
     return marked
 
 
@@ -193,10 +196,12 @@ def test_a_node_that_a_killed_agent_left_disrupted_does_not_wait() -> None:
     calls = disrupting_calls()[::3]
     assert len(calls) > 2
     for index in calls:
-        rig, _ = strikes.kill_at_call(nodes.busy_node, index)
+        rig, _ = strikes.kill_at_call(
+            nodes.busy_node, index, lambda rig: agents.run(rig, "one-slice-changed")
+        )
         rig.slots = parts.Slots(are_limited=True, denials=[USED_BY_B])
 
-        assert agents.resume(rig, agents.LAYOUT).reason is Reason.APPLIED
+        assert agents.resume(rig, "one-slice-changed").reason is Reason.APPLIED
 
         assert rig.log.count("slots.take") == 1
         ends.assert_restored(rig)
@@ -210,7 +215,7 @@ def test_a_change_that_another_agent_left_takes_its_slot_again(
         def hold(self, doing: str, *, changes_gpus: bool = True) -> Iterator[None]:
             if doing.startswith("applying") and not self.descriptions[1:]:
                 assert "slots.take" not in rig.log, "the layout was active"
-                strikes.kill_before(rig, steps.DestroyGpuInstance)
+                strikes.kill_before(rig, steps.DestroyGpuInstance, "one-slice-changed")
                 rig.slots.is_taken = True
             with super().hold(doing, changes_gpus=changes_gpus):
                 yield
@@ -218,13 +223,15 @@ def test_a_change_that_another_agent_left_takes_its_slot_again(
     agent = agents.new_agent(rig, lock=Lock())
     rig.slots.are_limited = False
 
-    ends.assert_ends(rig, Reason.APPLIED, layout="all-balanced", by=agent)
+    ends.run_to(rig, "all-balanced", Reason.APPLIED, by=agent)
 
     assert rig.log.index("slots.take") < rig.log.index("slots.release")
 
 
 def test_a_change_undone_for_another_request_releases_the_slot() -> None:
-    rig, _ = strikes.kill_at_call(nodes.busy_node, disrupting_calls()[0])
+    rig, _ = strikes.kill_at_call(
+        nodes.busy_node, disrupting_calls()[0], lambda rig: agents.run(rig, "one-slice-changed")
+    )
     rig.slots = parts.Slots(are_limited=True, is_taken=True)
 
     agents.start(rig, "all-balanced")
@@ -246,7 +253,7 @@ def test_a_request_that_is_withdrawn_while_it_waits_for_a_slot_fails(
 ) -> None:
     rig.slots.denials = [USED_BY_B] * 5
     agent = agents.new_agent(rig)
-    ends.supersede(rig, by=agent, ends_at=2, is_replaced=True)
+    ends.supersede(rig, "one-slice-changed", by=agent, ends_at=2, is_replaced=True)
     assert rig.node.labels[well_known.STATE_LABEL] == "pending"
 
     agent.restore_without_request()
@@ -267,11 +274,13 @@ def test_an_agent_that_stops_before_the_plugin_is_back_keeps_its_slot(
 ) -> None:
     rig.plugin.is_broken = True
     ends.supersede(
-        rig, ends_when=lambda: bool(rig.driver.executed_steps) and not rig.node.has_hold_taint
+        rig,
+        "one-slice-changed",
+        ends_when=lambda: bool(rig.driver.executed_steps) and not rig.node.has_hold_taint,
     )
     assert rig.slots.is_taken
 
     rig.plugin.is_broken = False
     rig.pods.remove_if(lambda pod: pod in rig.pods.plugins)
-    assert agents.resume(rig, agents.LAYOUT).reason is Reason.APPLIED
+    assert agents.resume(rig, "one-slice-changed").reason is Reason.APPLIED
     assert not rig.slots.is_taken

@@ -9,86 +9,86 @@ from mig_manager.agent import drift
 from mig_manager.core import model
 from mig_manager.core.node import well_known
 from mig_manager.reasons import Reason
-from tests.pipeline.drifts import LAYOUT, tamper
+from tests.pipeline.drifts import tamper
 from tests.rigs.node import agents, ends, gpu_values, node_rig, nodes, strikes
 
 
 def test_on_request_a_drift_is_healed() -> None:
-    rig, agent, outcome = nodes.at_rest(LAYOUT, heals_drift=True)
+    rig, agent, outcome = nodes.at_rest("all-balanced", heals_drift=True)
     before = tamper(rig)
 
-    assert agent.check_drift(LAYOUT, outcome) is drift.Action.HEAL
-    ends.assert_ends(rig, Reason.APPLIED, layout=LAYOUT, by=agent, is_heal=True)
+    assert agent.check_drift("all-balanced", outcome) is drift.Action.HEAL
+    ends.run_to(rig, "all-balanced", Reason.APPLIED, by=agent, is_heal=True)
 
     assert ends.is_as_before(rig, before)
 
 
 def restarted_beside_foreign_pod() -> tuple[node_rig.NodeRig, agents.AgentInMemory]:
     """Return a node that drifted while its agent was down, and the agent that started again."""
-    rig, _, _ = nodes.at_rest(LAYOUT)
+    rig, _, _ = nodes.at_rest("all-balanced")
     nodes.add_pod_on_foreign_instances(rig)
-    return rig, agents.start(rig, LAYOUT)
+    return rig, agents.start(rig, "all-balanced")
 
 
 def test_healing_waits_until_no_pod_uses_the_devices() -> None:
-    rig, agent, outcome = nodes.at_rest(LAYOUT, heals_drift=True)
+    rig, agent, outcome = nodes.at_rest("all-balanced", heals_drift=True)
     nodes.add_pod_on_foreign_instances(rig)
 
-    assert agent.check_drift(LAYOUT, outcome) is drift.Action.REST
+    assert agent.check_drift("all-balanced", outcome) is drift.Action.REST
     assert "default/foreign" in rig.node.status_messages[-1]
-    assert agent.check_drift(LAYOUT, outcome) is drift.Action.REST
+    assert agent.check_drift("all-balanced", outcome) is drift.Action.REST
     assert rig.node.events == ["Drifted", "DestroyedDevices"]
 
     rig.pods.remove(rig.pods.uid_of("foreign"))
-    assert agent.check_drift(LAYOUT, outcome) is drift.Action.HEAL
+    assert agent.check_drift("all-balanced", outcome) is drift.Action.HEAL
 
 
 def test_a_pod_that_comes_while_a_drift_is_healed_is_spared() -> None:
-    rig, agent, _ = nodes.at_rest(LAYOUT, heals_drift=True)
+    rig, agent, _ = nodes.at_rest("all-balanced", heals_drift=True)
     nodes.add_pod_on_foreign_instances(rig)
     gpus = rig.gpus
 
-    ends.assert_ends(rig, Reason.DRIFTED, "default/foreign", layout=LAYOUT, by=agent, is_heal=True)
+    ends.run_to(rig, "all-balanced", Reason.DRIFTED, "default/foreign", by=agent, is_heal=True)
 
     assert rig.gpus == gpus
     assert "workloads.evict" not in rig.log
 
 
 def test_healing_refuses_a_pod_that_gets_a_device_after_the_plan() -> None:
-    rig, agent, _ = nodes.at_rest(LAYOUT, heals_drift=True)
+    rig, agent, _ = nodes.at_rest("all-balanced", heals_drift=True)
     nodes.add_pod_on_foreign_instances(rig)
     gpus = rig.gpus
     uid = rig.pods.uid_of("foreign")
     late = rig.pods.pop(uid)
 
     strikes.act_once(rig, lambda: rig.node.has_hold_taint, lambda: rig.pods.update({uid: late}))
-    ends.assert_ends(rig, Reason.DRIFTED, "default/foreign", layout=LAYOUT, by=agent, is_heal=True)
+    ends.run_to(rig, "all-balanced", Reason.DRIFTED, "default/foreign", by=agent, is_heal=True)
 
     assert rig.gpus == gpus
     assert "workloads.evict" not in rig.log
 
 
 def test_an_extra_client_does_not_block_the_healing_of_drift() -> None:
-    rig, agent, outcome = nodes.at_rest(LAYOUT, heals_drift=True)
+    rig, agent, outcome = nodes.at_rest("all-balanced", heals_drift=True)
     nodes.add_pod_on_foreign_instances(rig)
     uid = rig.pods.uid_of("foreign")
     labels, owner = {"app": "watcher"}, "DaemonSet"
     rig.pods.change(uid, labels=labels, owner_kind=owner)
     rig.extra_clients = nodes.EXTRA_CLIENTS
 
-    assert agent.check_drift(LAYOUT, outcome) is drift.Action.HEAL
-    ends.assert_ends(rig, Reason.APPLIED, layout=LAYOUT, by=agent, is_heal=True)
+    assert agent.check_drift("all-balanced", outcome) is drift.Action.HEAL
+    ends.run_to(rig, "all-balanced", Reason.APPLIED, by=agent, is_heal=True)
 
 
 def test_no_pod_is_evicted_for_a_drift_that_could_not_be_healed_before() -> None:
-    rig, agent, _ = nodes.at_rest(LAYOUT, heals_drift=True)
+    rig, agent, _ = nodes.at_rest("all-balanced", heals_drift=True)
     nodes.add_pod_on_foreign_instances(rig)
     rig.fail_always = {"gpus.observe": errors.HardwareError("no", reason=Reason.NO_PERMISSION)}
-    agents.run(rig, LAYOUT, by=agent, is_heal=True)
+    agents.run(rig, "all-balanced", by=agent, is_heal=True)
     rig.fail_always = {}
 
     # As the loop does when the hardware has changed since a failure for good.
-    ends.assert_ends(rig, Reason.DRIFTED, layout=LAYOUT, by=agent)
+    ends.run_to(rig, "all-balanced", Reason.DRIFTED, by=agent)
 
     assert "workloads.evict" not in rig.log
 
@@ -96,13 +96,13 @@ def test_no_pod_is_evicted_for_a_drift_that_could_not_be_healed_before() -> None
 def test_restarted_agent_evicts_no_pod_for_an_applied_layout() -> None:
     rig, restarted = restarted_beside_foreign_pod()
 
-    ends.assert_ends(rig, Reason.DRIFTED, layout=LAYOUT, by=restarted)
+    ends.run_to(rig, "all-balanced", Reason.DRIFTED, by=restarted)
 
     assert "workloads.evict" not in rig.log
     # The label requests it again, so eviction is allowed.
     restarted.recover(None)
     restarted.restore_without_request()
-    ends.assert_ends(rig, Reason.APPLIED, layout=LAYOUT, by=restarted)
+    ends.run_to(rig, "all-balanced", Reason.APPLIED, by=restarted)
 
 
 @pytest.mark.parametrize(
@@ -118,23 +118,23 @@ def test_a_retry_after_a_failure_at_the_start_evicts_no_pod(
 ) -> None:
     rig, restarted = restarted_beside_foreign_pod()
     rig.fail_always = {"gpus.observe": strikes.NO_DRIVER}
-    assert agents.run(rig, LAYOUT, by=restarted).should_retry
+    assert agents.run(rig, "all-balanced", by=restarted).should_retry
     rig.fail_always = fail_always
     with contextlib.suppress(errors.ClusterError):
-        agents.run(rig, LAYOUT, by=restarted, attempt=2)
+        agents.run(rig, "all-balanced", by=restarted, attempt=2)
     rig.fail_always = {}
     # As the agent's loop does after an API that did not answer.
-    restarted.recover(LAYOUT)
+    restarted.recover("all-balanced")
 
-    ends.assert_ends(rig, Reason.DRIFTED, layout=LAYOUT, by=restarted, attempt=3)
+    ends.run_to(rig, "all-balanced", Reason.DRIFTED, by=restarted, attempt=3)
 
     assert "workloads.evict" not in rig.log
 
 
 def test_a_starting_agent_restores_the_instances_lost_in_a_reboot() -> None:
-    rig, _, _ = nodes.at_rest(LAYOUT)
+    rig, _, _ = nodes.at_rest("all-balanced")
     rig.gpus = gpu_values.without_instances(rig.gpus, 0, 1)
 
-    assert agents.resume(rig, LAYOUT).state is model.State.SUCCESS
+    assert agents.resume(rig, "all-balanced").state is model.State.SUCCESS
 
-    assert rig.node.labels[well_known.APPLIED_LABEL] == LAYOUT
+    assert rig.node.labels[well_known.APPLIED_LABEL] == "all-balanced"

@@ -66,7 +66,7 @@ def test_hardware_mended_after_a_final_failure_is_served(
     mend()
 
     assert agent.check_drift("two-gpus", outcome) is drift.Action.RUN
-    ends.assert_ends(rig, Reason.APPLIED, layout="two-gpus", by=agent)
+    ends.run_to(rig, "two-gpus", Reason.APPLIED, by=agent)
 
 
 def test_an_invalid_file_alone_is_not_retried_at_each_check() -> None:

@@ -11,7 +11,7 @@ from mig_manager.agent import drift, outcomes
 from mig_manager.core import model
 from mig_manager.core.node import well_known
 from mig_manager.reasons import Reason
-from tests.pipeline.drifts import LAYOUT, TWO_GPUS, tamper
+from tests.pipeline.drifts import TWO_GPUS, tamper
 from tests.rigs.node import agents, ends, gpu_values, node_rig, nodes, strikes
 
 
@@ -28,9 +28,9 @@ def test_the_applied_label_is_removed_if_a_gpu_returns_without_the_layout(
 ) -> None:
     rig, agent = (rig := nodes.node()), agents.new_agent(rig)
     rig.driver.lost.add(rig.gpus[1].uuid)
-    ends.assert_ends(rig, Reason.APPLIED, layout=LAYOUT, by=agent)
+    ends.run_to(rig, "all-balanced", Reason.APPLIED, by=agent)
     agents.run(rig, failing, by=agent)
-    assert rig.node.labels[well_known.APPLIED_LABEL] == LAYOUT
+    assert rig.node.labels[well_known.APPLIED_LABEL] == "all-balanced"
     rig.driver.lost.clear()
     if is_restarted:
         agent = agents.start(rig, failing)
@@ -41,13 +41,13 @@ def test_the_applied_label_is_removed_if_a_gpu_returns_without_the_layout(
 
 
 def test_gpus_unreachable_for_a_while_do_not_count_as_drift() -> None:
-    rig, agent, outcome = nodes.at_rest(LAYOUT)
+    rig, agent, outcome = nodes.at_rest("all-balanced")
     rig.fail_once_at = {len(rig.log): strikes.NO_DRIVER}
 
-    assert agent.check_drift(LAYOUT, outcome) is drift.Action.REST
+    assert agent.check_drift("all-balanced", outcome) is drift.Action.REST
 
     assert rig.node.states == []
-    assert rig.node.labels[well_known.APPLIED_LABEL] == LAYOUT
+    assert rig.node.labels[well_known.APPLIED_LABEL] == "all-balanced"
 
 
 @pytest.mark.parametrize(
@@ -64,11 +64,11 @@ def test_gpus_unreachable_for_a_while_do_not_count_as_drift() -> None:
 def test_gpus_that_cannot_be_observed_for_long_make_readiness_unknown(
     reason: Reason, first: int, *, is_away: bool
 ) -> None:
-    rig, agent, outcome = nodes.at_rest(LAYOUT)
+    rig, agent, outcome = nodes.at_rest("all-balanced")
     labels = dict(rig.node.labels)
     for number in range(1, first + 3):
         rig.fail_always = {"gpus.observe": errors.HardwareError("gone", reason=reason)}
-        assert agent.check_drift(LAYOUT, outcome) is drift.Action.REST
+        assert agent.check_drift("all-balanced", outcome) is drift.Action.REST
         assert readiness_of(rig) == (
             ("True", "LayoutVerified") if number < first else ("Unknown", reason.value)
         )
@@ -78,16 +78,16 @@ def test_gpus_that_cannot_be_observed_for_long_make_readiness_unknown(
 
     rig.fail_always = {}
     for _ in range(2):
-        assert agent.check_drift(LAYOUT, outcome) is drift.Action.REST
+        assert agent.check_drift("all-balanced", outcome) is drift.Action.REST
     assert readiness_of(rig) == ("True", "LayoutVerified")
     assert not agent.awaits_driver
     assert (rig.node.labels, rig.node.events.count("AlreadyApplied")) == (labels, 1)
 
 
 def test_no_driver_is_awaited_once_the_label_is_removed() -> None:
-    rig, agent, outcome = nodes.at_rest(LAYOUT)
+    rig, agent, outcome = nodes.at_rest("all-balanced")
     rig.fail_always = {"gpus.observe": strikes.NO_DRIVER}
-    agent.check_drift(LAYOUT, outcome)
+    agent.check_drift("all-balanced", outcome)
     assert agent.awaits_driver
 
     agent.restore_without_request()
@@ -96,14 +96,14 @@ def test_no_driver_is_awaited_once_the_label_is_removed() -> None:
 
 
 def test_a_drift_found_after_the_driver_was_away_is_published() -> None:
-    rig, agent, outcome = nodes.at_rest(LAYOUT)
+    rig, agent, outcome = nodes.at_rest("all-balanced")
     tamper(rig)
     rig.fail_always = {"gpus.observe": strikes.NO_DRIVER}
     for _ in range(3):
-        agent.check_drift(LAYOUT, outcome)
+        agent.check_drift("all-balanced", outcome)
     rig.fail_always = {}
 
-    agent.check_drift(LAYOUT, outcome)
+    agent.check_drift("all-balanced", outcome)
 
     assert readiness_of(rig) == ("False", "Drifted")
     assert rig.node.labels[well_known.STATE_LABEL] == "failed"
@@ -113,9 +113,9 @@ def node_after_reload(
     mode: model.MigMode,
 ) -> tuple[node_rig.NodeRig, agents.AgentInMemory, outcomes.Outcome]:
     """Return a node at rest whose driver was reloaded, which took the layout."""
-    rig, agent, outcome = nodes.at_rest(LAYOUT)
+    rig, agent, outcome = nodes.at_rest("all-balanced")
     rig.fail_always = {"gpus.observe": strikes.NO_DRIVER}
-    agent.check_drift(LAYOUT, outcome)
+    agent.check_drift("all-balanced", outcome)
     rig.fail_always = {}
     rig.gpus = tuple(
         dataclasses.replace(gpu, current_mode=mode, pending_mode=mode, gpu_instances=())
@@ -147,11 +147,11 @@ def test_a_layout_that_a_reload_of_the_driver_took_is_restored(
     served = len(rig.kubelet.schedulable["nvidia.com/gpu"])
     use(rig)
 
-    assert agent.check_drift(LAYOUT, outcome) is drift.Action.HEAL
-    agents.run(rig, LAYOUT, by=agent, is_heal=True)
+    assert agent.check_drift("all-balanced", outcome) is drift.Action.HEAL
+    agents.run(rig, "all-balanced", by=agent, is_heal=True)
 
     assert "workloads.evict" not in rig.log
-    assert ends.has_layout(rig, LAYOUT)
+    assert ends.has_layout(rig, "all-balanced")
     assert len(rig.kubelet.schedulable["nvidia.com/gpu"]) == served
 
 
@@ -159,42 +159,51 @@ def test_a_layout_that_a_reload_took_is_not_restored_under_a_pod() -> None:
     rig, agent, outcome = node_after_reload(model.MigMode.DISABLED)
     add_pod(rig)
 
-    assert agent.check_drift(LAYOUT, outcome) is drift.Action.HEAL
-    outcome = agents.run(rig, LAYOUT, by=agent, is_heal=True)
+    assert agent.check_drift("all-balanced", outcome) is drift.Action.HEAL
+    outcome = agents.run(rig, "all-balanced", by=agent, is_heal=True)
 
     assert "workloads.evict" not in rig.log
     assert (outcome.reason, "training" in outcome.message) == (Reason.DRIFTED, True)
-    assert [agent.check_drift(LAYOUT, outcome) for _ in range(2)] == [drift.Action.REST] * 2
+    assert [agent.check_drift("all-balanced", outcome) for _ in range(2)] == [
+        drift.Action.REST
+    ] * 2
 
 
 @pytest.mark.parametrize("driver", ["stayed", "was away before"])
 def test_instances_that_a_person_removed_are_not_restored(driver: str) -> None:
-    rig, agent, outcome = nodes.at_rest(LAYOUT)
+    rig, agent, outcome = nodes.at_rest("all-balanced")
     if driver != "stayed":
         rig.fail_once_at = {len(rig.log): strikes.NO_DRIVER}
         for _ in range(2):
-            agent.check_drift(LAYOUT, outcome)
+            agent.check_drift("all-balanced", outcome)
     rig.gpus = gpu_values.without_instances(rig.gpus, 0, 1)
 
-    assert [agent.check_drift(LAYOUT, outcome) for _ in range(2)] == [drift.Action.REST] * 2
+    assert [agent.check_drift("all-balanced", outcome) for _ in range(2)] == [
+        drift.Action.REST
+    ] * 2
 
     assert rig.node.labels[well_known.STATE_LABEL] == "failed"
     assert rig.node.events == ["Drifted", "DestroyedDevices"]
 
 
 def test_single_failed_checks_between_good_ones_do_not_add_up() -> None:
-    rig, agent, outcome = nodes.at_rest(LAYOUT)
+    rig, agent, outcome = nodes.at_rest("all-balanced")
     for _ in range(4):
         rig.fail_once_at = {len(rig.log): strikes.NO_DRIVER}
-        agent.check_drift(LAYOUT, outcome)
-        agent.check_drift(LAYOUT, outcome)
+        agent.check_drift("all-balanced", outcome)
+        agent.check_drift("all-balanced", outcome)
     assert readiness_of(rig) == ("True", "LayoutVerified")
     assert rig.node.events == []
 
 
 @pytest.mark.parametrize(
     ("layout", "policy"),
-    [(LAYOUT, "reports"), ("two-gpus", "reports"), (LAYOUT, "heals"), ("two-gpus", "restarts")],
+    [
+        ("all-balanced", "reports"),
+        ("two-gpus", "reports"),
+        ("all-balanced", "heals"),
+        ("two-gpus", "restarts"),
+    ],
 )
 def test_a_gpu_that_the_driver_no_longer_lists_is_a_drift(layout: str, policy: str) -> None:
     heals = policy != "reports"
@@ -206,7 +215,7 @@ def test_a_gpu_that_the_driver_no_longer_lists_is_a_drift(layout: str, policy: s
     before, rig.gpus = rig.gpus, rig.gpus[:1]
     if policy == "restarts":
         agent = agents.start(rig, layout, layouts=TWO_GPUS, heals_drift=heals)
-        outcome = ends.assert_ends(rig, Reason.DRIFTED, layout=layout, by=agent)
+        outcome = ends.run_to(rig, layout, Reason.DRIFTED, by=agent)
 
     for _ in range(2):
         assert agent.check_drift(layout, outcome) is drift.Action.REST
@@ -247,12 +256,12 @@ def test_a_gpu_that_is_back_gets_the_layout_once_no_pod_uses_it() -> None:
     outcome = agents.run(rig, "all-disabled", by=agent, is_new=True)
     rig.driver.lost.clear()
     assert agent.check_drift("all-disabled", outcome) is drift.Action.HEAL
-    rest: dict[str, Any] = {"layout": "all-disabled", "by": agent, "is_heal": True}
+    rest: dict[str, Any] = {"by": agent, "is_heal": True}
 
     why = f"all-disabled is applied to GPU 1 ({rig.gpus[1].uuid}) once no pod uses devices"
-    outcome = ends.assert_ends(rig, Reason.IN_USE, why, "default/training", **rest)
+    outcome = ends.run_to(rig, "all-disabled", Reason.IN_USE, why, "default/training", **rest)
 
     assert outcome.should_retry
     rig.pods.remove(pod)
-    ends.assert_ends(rig, Reason.APPLIED, **rest)
+    ends.run_to(rig, "all-disabled", Reason.APPLIED, **rest)
     assert ends.has_layout(rig, "all-disabled")

@@ -3,7 +3,7 @@
 from mig_manager.agent import drift
 from mig_manager.core.node import well_known
 from mig_manager.reasons import Reason
-from tests.pipeline.drifts import LAYOUT, tamper
+from tests.pipeline.drifts import tamper
 from tests.rigs.node import agents, ends, fakes, nodes, strikes
 
 
@@ -11,9 +11,7 @@ def test_a_run_waits_until_another_manager_releases_the_lock() -> None:
     rig = nodes.node()
     other = fakes.FakeLock(refusals=4)
 
-    ends.assert_ends(
-        rig, Reason.APPLIED, layout="all-1g.5gb", by=agents.new_agent(rig, lock=other)
-    )
+    ends.run_to(rig, "all-1g.5gb", Reason.APPLIED, by=agents.new_agent(rig, lock=other))
 
     assert other.descriptions == ["applying layout all-1g.5gb"]
 
@@ -21,8 +19,9 @@ def test_a_run_waits_until_another_manager_releases_the_lock() -> None:
 def test_a_manager_that_does_not_finish_is_named_and_nothing_is_touched() -> None:
     rig = nodes.busy_node()
 
-    outcome = ends.assert_ends(
+    outcome = ends.run_to(
         rig,
+        "one-slice-changed",
         Reason.LOCKED,
         "another manager is at work",
         by=agents.new_agent(rig, lock=fakes.FakeLock(refusals=10**9)),
@@ -36,7 +35,7 @@ def test_a_newer_request_need_not_wait_for_another_manager() -> None:
     rig = nodes.node()
     agent = agents.new_agent(rig, lock=fakes.FakeLock(refusals=10**9))
 
-    ends.supersede(rig, by=agent, ends_at=2)
+    ends.supersede(rig, "one-slice-changed", by=agent, ends_at=2)
 
     assert rig.clock.now_s < 1
 
@@ -48,20 +47,20 @@ def test_the_layout_for_the_next_boot_is_saved_only_under_the_lock() -> None:
     )
     agent = agents.new_agent(rig, lock=other)
 
-    ends.assert_ends(rig, Reason.ALREADY_APPLIED, layout="all-disabled", by=agent)
+    ends.run_to(rig, "all-disabled", Reason.ALREADY_APPLIED, by=agent)
     rig.driver.mode_waits = True
-    ends.assert_ends(rig, Reason.RESET_REQUIRED, layout="all-1g.5gb", by=agent)
+    ends.run_to(rig, "all-1g.5gb", Reason.RESET_REQUIRED, by=agent)
 
     assert saves == [True, True]
 
 
 def test_gpus_that_another_manager_works_on_are_checked_later() -> None:
     other = fakes.FakeLock()
-    rig, agent, outcome = nodes.at_rest(LAYOUT, lock=other)
+    rig, agent, outcome = nodes.at_rest("all-balanced", lock=other)
     tamper(rig)
 
     other.refusals = 1
-    assert agent.check_drift(LAYOUT, outcome) is drift.Action.REST
+    assert agent.check_drift("all-balanced", outcome) is drift.Action.REST
     assert rig.node.labels[well_known.STATE_LABEL] == "success"
-    agent.check_drift(LAYOUT, outcome)
+    agent.check_drift("all-balanced", outcome)
     assert rig.node.labels[well_known.STATE_LABEL] == "failed"

@@ -9,7 +9,6 @@ from mig_manager.core.node import policies
 from tests.pipeline import drifts
 from tests.rigs.node import agents, ends, node_rig, nodes, strikes
 
-LAYOUT = "all-balanced"
 STARTUP = "example.com/mig-not-ready"
 OTHER = "dedicated"
 
@@ -32,7 +31,7 @@ def test_node_is_not_ready_until_its_layout_is_verified() -> None:
     rig = new_node()
     entries = strikes.note(rig, lambda: (rig.log[-1], is_ready(rig), STARTUP in rig.node.taints))
 
-    ends.assert_ends(rig, reasons.Reason.APPLIED, layout=LAYOUT)
+    ends.run_to(rig, "all-balanced", reasons.Reason.APPLIED)
 
     assert rig.node.ready_reasons == ["Pending", "LayoutVerified"]
     assert is_ready(rig)
@@ -43,19 +42,19 @@ def test_node_is_not_ready_until_its_layout_is_verified() -> None:
 
 def test_an_applied_layout_stays_ready_and_nothing_is_written_again() -> None:
     rig = new_node()
-    agents.run(rig, LAYOUT)
+    agents.run(rig, "all-balanced")
     rig.node.ready_reasons.clear()
 
-    ends.assert_ends(rig, reasons.Reason.ALREADY_APPLIED, layout=LAYOUT)
+    ends.run_to(rig, "all-balanced", reasons.Reason.ALREADY_APPLIED)
 
     assert rig.node.ready_reasons == []
     assert is_ready(rig)
 
 
 def test_a_new_agent_on_a_node_with_its_layout_removes_the_startup_taint() -> None:
-    rig = new_node(LAYOUT)
+    rig = new_node("all-balanced")
 
-    ends.assert_ends(rig, reasons.Reason.ALREADY_APPLIED, layout=LAYOUT)
+    ends.run_to(rig, "all-balanced", reasons.Reason.ALREADY_APPLIED)
 
     assert (rig.node.taints, rig.node.ready_reasons) == ({OTHER}, ["LayoutVerified"])
 
@@ -73,17 +72,17 @@ def test_failed_layout_keeps_the_startup_taint(layout: str) -> None:
 
 
 def test_a_drift_ends_readiness_and_its_end_restores_it() -> None:
-    rig = new_node(LAYOUT)
+    rig = new_node("all-balanced")
     agent = agents.new_agent(rig)
-    outcome = agents.run(rig, LAYOUT, by=agent)
+    outcome = agents.run(rig, "all-balanced", by=agent)
     since = rig.node.ready_condition and rig.node.ready_condition["lastTransitionTime"]
     before = drifts.tamper(rig)
     rig.clock.now_s += 60
 
-    assert agent.check_drift(LAYOUT, outcome) is drift.Action.REST
+    assert agent.check_drift("all-balanced", outcome) is drift.Action.REST
     assert is_ready(rig) is False
     rig.gpus = before
-    agent.check_drift(LAYOUT, outcome)
+    agent.check_drift("all-balanced", outcome)
 
     assert rig.node.ready_reasons == ["LayoutVerified", "Drifted", "LayoutVerified"]
     assert rig.node.ready_condition is not None
@@ -102,7 +101,7 @@ def test_a_node_without_a_request_is_ready_and_loses_its_startup_taint() -> None
 
 
 def test_change_that_cannot_be_undone_keeps_the_node_unready() -> None:
-    rig = new_node(LAYOUT)
+    rig = new_node("all-balanced")
     strikes.kill_before(rig, steps.DestroyComputeInstance, "all-1g.5gb", number=2)
     rig.fail_always["gpus.execute"] = errors.HardwareError("no", reason=reasons.Reason.NVML_ERROR)
 
@@ -116,12 +115,12 @@ def test_change_that_cannot_be_undone_keeps_the_node_unready() -> None:
 
 
 def test_a_startup_taint_is_removed_at_each_success_and_never_added() -> None:
-    rig = new_node(LAYOUT)
+    rig = new_node("all-balanced")
     rig.node.taints = {OTHER}
 
-    agents.run(rig, LAYOUT)
+    agents.run(rig, "all-balanced")
     assert rig.node.taints == {OTHER}
     rig.node.taints.add(STARTUP)
-    agents.run(rig, LAYOUT)
+    agents.run(rig, "all-balanced")
 
     assert rig.node.taints == {OTHER}

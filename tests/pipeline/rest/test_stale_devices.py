@@ -12,7 +12,7 @@ from mig_manager.core import model
 from mig_manager.core.fleet import slots
 from mig_manager.core.node import discovery_labels, strategies, well_known
 from mig_manager.reasons import Reason
-from tests.pipeline.drifts import LAYOUT, tamper
+from tests.pipeline.drifts import tamper
 from tests.rigs import layout_table
 from tests.rigs.node import (
     agents,
@@ -40,7 +40,7 @@ class UnservedNode:
     @classmethod
     def of(cls, why: str, rig: node_rig.NodeRig | None = None) -> Self:
         """Return a node without a request, or with one that no run can apply."""
-        rig, agent, _ = nodes.at_rest(LAYOUT, rig=rig)
+        rig, agent, _ = nodes.at_rest("all-balanced", rig=rig)
         if why == "no request":
             agent.restore_without_request()
             rig.forget_past()
@@ -195,12 +195,12 @@ def test_a_dra_driver_without_a_request_offers_no_device_that_is_gone() -> None:
 @pytest.mark.parametrize("why", [*UNSERVED, "drifted"])
 def test_phantom_devices_are_removed_without_a_usable_request(why: str) -> None:
     if why == "drifted":
-        rig, agent, outcome = nodes.at_rest(LAYOUT)
+        rig, agent, outcome = nodes.at_rest("all-balanced")
         tamper(rig)
-        agent.check_drift(LAYOUT, outcome)
+        agent.check_drift("all-balanced", outcome)
         rig.clock.wait(1)
         rig.kubelet.phantoms = {"nvidia.com/mig-7g.40gb": 1}
-        agent.check_drift(LAYOUT, outcome)
+        agent.check_drift("all-balanced", outcome)
     else:
         node = UnservedNode.of(why)
         rig = node.rig
@@ -213,13 +213,13 @@ def test_phantom_devices_are_removed_without_a_usable_request(why: str) -> None:
 
 @pytest.mark.parametrize("is_foreign", [False, True])
 def test_a_drifted_node_offers_no_device_that_is_gone(*, is_foreign: bool) -> None:
-    rig, agent, outcome = nodes.at_rest(LAYOUT)
+    rig, agent, outcome = nodes.at_rest("all-balanced")
     tamper(rig)
     if is_foreign:
         # It restarts the plugin itself, maybe after further steps.
         rig.pods.add("nvidias", owner_kind="DaemonSet", container_names=("nvidia-mig-manager",))
 
-    assert agent.check_drift(LAYOUT, outcome) is drift.Action.REST
+    assert agent.check_drift("all-balanced", outcome) is drift.Action.REST
     rig.clock.wait(1)
 
     present = rig.plugin_devices
@@ -227,48 +227,48 @@ def test_a_drifted_node_offers_no_device_that_is_gone(*, is_foreign: bool) -> No
     assert rig.node.labels[well_known.STATE_LABEL] == "failed"
     plugins, lists = set(rig.pods), rig.log.count("workloads.list")
     rig.pods.watched = lambda: tuple(rig.pods.values())
-    assert agent.check_drift(LAYOUT, outcome) is drift.Action.REST
+    assert agent.check_drift("all-balanced", outcome) is drift.Action.REST
     rig.clock.wait(1)
     assert set(rig.pods) == plugins
     assert rig.log.count("workloads.list") == lists
 
 
 def test_each_drift_restarts_the_plugin_also_after_a_refused_deletion() -> None:
-    rig, agent, outcome = nodes.at_rest(LAYOUT)
+    rig, agent, outcome = nodes.at_rest("all-balanced")
     for refusal in ({}, {"workloads.delete": strikes.BROKEN["workloads"]}):
         tamper(rig)
         rig.fail_always.update(refusal)
-        assert agent.check_drift(LAYOUT, outcome) is drift.Action.REST
+        assert agent.check_drift("all-balanced", outcome) is drift.Action.REST
         rig.fail_always.clear()
-        assert agent.check_drift(LAYOUT, outcome) is drift.Action.REST
+        assert agent.check_drift("all-balanced", outcome) is drift.Action.REST
         rig.clock.wait(1)
         assert rig.kubelet.schedulable == rig.plugin_devices
     assert rig.node.events == ["Drifted", "DestroyedDevices", "DestroyedDevices"]
 
 
 def test_each_drift_to_the_same_devices_restarts_the_plugin() -> None:
-    rig, agent, outcome = nodes.at_rest(LAYOUT)
+    rig, agent, outcome = nodes.at_rest("all-balanced")
     for _ in range(2):
         before = tamper(rig)
-        assert agent.check_drift(LAYOUT, outcome) is drift.Action.REST
+        assert agent.check_drift("all-balanced", outcome) is drift.Action.REST
         rig.clock.wait(1)
         assert rig.kubelet.schedulable == rig.plugin_devices
         # The other program restores the instance, and restarts the plugin.
         rig.gpus = before
         rig.register_devices()
-        assert agent.check_drift(LAYOUT, outcome) is drift.Action.REST
+        assert agent.check_drift("all-balanced", outcome) is drift.Action.REST
 
 
 def test_a_plugin_begun_in_a_drift_restarts_once_the_layout_is_back() -> None:
-    rig, agent, outcome = nodes.at_rest(LAYOUT)
+    rig, agent, outcome = nodes.at_rest("all-balanced")
     served = rig.kubelet.schedulable
     before = tamper(rig)
     rig.register_devices()
-    agent.check_drift(LAYOUT, outcome)
+    agent.check_drift("all-balanced", outcome)
 
     rig.gpus = before
-    assert agent.check_drift(LAYOUT, outcome) is drift.Action.HEAL
-    ends.assert_ends(rig, Reason.ALREADY_APPLIED, layout=LAYOUT, by=agent, is_heal=True)
+    assert agent.check_drift("all-balanced", outcome) is drift.Action.HEAL
+    ends.run_to(rig, "all-balanced", Reason.ALREADY_APPLIED, by=agent, is_heal=True)
 
     assert rig.kubelet.schedulable == served
 
@@ -282,7 +282,7 @@ def test_a_plugin_is_restarted_after_a_change_of_a_gpu_outside_the_layout() -> N
 
     assert agent.check_drift("first", outcome) is drift.Action.HEAL
     stale = rig.kubelet.schedulable
-    rested = ends.assert_ends(rig, Reason.ALREADY_APPLIED, layout="first", by=agent, is_heal=True)
+    rested = ends.run_to(rig, "first", Reason.ALREADY_APPLIED, by=agent, is_heal=True)
 
     assert rig.kubelet.withdrawn is stale
     assert rig.kubelet.schedulable == rig.plugin_devices
@@ -295,7 +295,7 @@ def test_a_plugin_is_restarted_after_a_change_of_a_gpu_outside_the_layout() -> N
 
 
 def test_a_plugin_is_restarted_whenever_instances_were_recreated_in_place() -> None:
-    rig, agent, outcome = nodes.at_rest(LAYOUT)
+    rig, agent, outcome = nodes.at_rest("all-balanced")
     for name in ("another", "a third"):
         served, first = rig.kubelet.schedulable, rig.gpus[0].gpu_instances[0]
         (device,) = first.compute_instances
@@ -304,25 +304,23 @@ def test_a_plugin_is_restarted_whenever_instances_were_recreated_in_place() -> N
         instances = (recreated, *rig.gpus[0].gpu_instances[1:])
         rig.gpus = (dataclasses.replace(rig.gpus[0], gpu_instances=instances), *rig.gpus[1:])
 
-        assert agent.check_drift(LAYOUT, outcome) is drift.Action.HEAL
-        outcome = ends.assert_ends(
-            rig, Reason.ALREADY_APPLIED, layout=LAYOUT, by=agent, is_heal=True
-        )
+        assert agent.check_drift("all-balanced", outcome) is drift.Action.HEAL
+        outcome = ends.run_to(rig, "all-balanced", Reason.ALREADY_APPLIED, by=agent, is_heal=True)
 
         assert rig.kubelet.schedulable != served
         assert rig.kubelet.schedulable == rig.plugin_devices
-        assert agent.check_drift(LAYOUT, outcome) is drift.Action.REST
+        assert agent.check_drift("all-balanced", outcome) is drift.Action.REST
 
 
 def test_a_plugin_that_missed_a_gpu_between_two_checks_is_restarted() -> None:
-    rig, agent, outcome = nodes.at_rest(LAYOUT)
+    rig, agent, outcome = nodes.at_rest("all-balanced")
     served = rig.kubelet.schedulable
-    assert agent.check_drift(LAYOUT, outcome) is drift.Action.REST
+    assert agent.check_drift("all-balanced", outcome) is drift.Action.REST
     # It restarted while GPU 1 did not answer, and kubelet has forgotten the former devices.
     rig.kubelet.schedulable = {"nvidia.com/gpu": gpu_values.device_uuids(rig.gpus[:1])}
 
-    assert agent.check_drift(LAYOUT, outcome) is drift.Action.HEAL
-    ends.assert_ends(rig, Reason.ALREADY_APPLIED, layout=LAYOUT, by=agent, is_heal=True)
+    assert agent.check_drift("all-balanced", outcome) is drift.Action.HEAL
+    ends.run_to(rig, "all-balanced", Reason.ALREADY_APPLIED, by=agent, is_heal=True)
 
     assert rig.kubelet.schedulable == served
 
@@ -338,7 +336,7 @@ def test_a_node_whose_run_waits_offers_no_device_that_is_gone() -> None:
     )
 
     for attempt in (1, 2):
-        outcome = agents.run(rig, by=agent, attempt=attempt)
+        outcome = agents.run(rig, "one-slice-changed", by=agent, attempt=attempt)
         rig.clock.wait(1)
         assert outcome.reason is Reason.DRAIN_TIMEOUT
         assert rig.kubelet.schedulable == rig.plugin_devices
@@ -359,7 +357,7 @@ def test_a_node_that_waits_for_a_slot_offers_no_device_that_is_gone() -> None:
 
     tamper(rig)
     rig.clock.on_wait.append(compare)
-    ends.assert_ends(rig, Reason.APPLIED)
+    ends.run_to(rig, "one-slice-changed", Reason.APPLIED)
 
     assert schedulable[0]
     assert rig.node.events.count("DestroyedDevices") == 1
@@ -377,10 +375,10 @@ def test_an_unreadable_node_loses_no_outcome_and_ends_no_wait_for_a_slot() -> No
             rig.fail_always.pop("node.read", None)
 
     rig.on_call = fail_reads
-    assert agents.run(rig).reason is Reason.DRAIN_TIMEOUT
+    assert agents.run(rig, "one-slice-changed").reason is Reason.DRAIN_TIMEOUT
 
     rig.disruptions.refusals.clear()
     rig.node.labels.pop(well_known.STATE_LABEL)
     denials = [slots.Denial(limit=1, changing=("b",))] * 200
     rig.slots = parts.Slots(are_limited=True, denials=denials)
-    assert agents.run(rig).reason is Reason.APPLIED
+    assert agents.run(rig, "one-slice-changed").reason is Reason.APPLIED

@@ -8,12 +8,12 @@ from mig_manager.agent import drift, outcomes
 from mig_manager.core import model
 from mig_manager.core.node import well_known
 from mig_manager.reasons import Reason
-from tests.pipeline.drifts import LAYOUT, tamper
+from tests.pipeline.drifts import tamper
 from tests.rigs import layout_table
 from tests.rigs.node import agents, ends, fakes, gpu_values, node_rig, nodes
 
 UNUSABLE_FILES = {
-    "typo": agents.CONFIG.replace(f"{agents.LAYOUT}:", "one-slice-chnged:"),
+    "typo": agents.CONFIG.replace("one-slice-changed:", "one-slice-chnged:"),
     "invalid": agents.CONFIG + "  bad: [{devices: all, mig-devices: {1g.5gb: x}}]\n",
 }
 
@@ -22,12 +22,12 @@ def node_without_file(
     text: str = UNUSABLE_FILES["invalid"], *, heals: bool = False
 ) -> tuple[node_rig.NodeRig, agents.AgentInMemory, outcomes.Outcome]:
     """Return a node whose layout is active, although the file is unusable now."""
-    rig = nodes.node(layout=agents.LAYOUT)
+    rig = nodes.node(layout="one-slice-changed")
     configs = fakes.FakeConfig(agents.CONFIG)
     agent = agents.new_agent(rig, heals_drift=heals, configs=configs)
-    agents.run(rig, by=agent)
+    agents.run(rig, "one-slice-changed", by=agent)
     configs.text = text
-    outcome = agents.run(rig, by=agent)
+    outcome = agents.run(rig, "one-slice-changed", by=agent)
     assert (outcome.reason, outcome.state) == (Reason.ALREADY_APPLIED, model.State.SUCCESS)
     rig.node.events.clear()
     return rig, agent, outcome
@@ -39,24 +39,24 @@ def node_without_file(
 def test_a_drift_is_published_although_the_file_is_unusable(text: str, *, heals: bool) -> None:
     rig, agent, outcome = node_without_file(text, heals=heals)
     verified = rig.node.request_record["verified"]
-    assert agent.check_drift(agents.LAYOUT, outcome) is drift.Action.REST
+    assert agent.check_drift("one-slice-changed", outcome) is drift.Action.REST
     assert rig.node.events == []
 
     before = tamper(rig)
     for _ in range(2):
-        assert agent.check_drift(agents.LAYOUT, outcome) is drift.Action.REST
+        assert agent.check_drift("one-slice-changed", outcome) is drift.Action.REST
     assert rig.node.labels[well_known.STATE_LABEL] == "failed"
     assert rig.node.events == ["Drifted", "DestroyedDevices"]
 
     rig.gpus = before
-    assert agent.check_drift(agents.LAYOUT, outcome) is drift.Action.REST
+    assert agent.check_drift("one-slice-changed", outcome) is drift.Action.REST
     assert rig.node.labels[well_known.STATE_LABEL] == "success"
     assert rig.node.request_record["verified"] == verified
 
 
 def test_a_layout_active_again_keeps_its_hash_although_the_file_lacks_it() -> None:
-    rig, configs = nodes.node(layout=LAYOUT), fakes.FakeConfig(agents.CONFIG)
-    configs.text = agents.CONFIG.replace(LAYOUT, "mine")
+    rig, configs = nodes.node(layout="all-balanced"), fakes.FakeConfig(agents.CONFIG)
+    configs.text = agents.CONFIG.replace("all-balanced", "mine")
     # The layout may be one of the lost GPU's model.
     rig.gpus = (rig.gpus[0], dataclasses.replace(rig.gpus[1], pci_device_id=0x20B710DE))
     rig.driver.lost.add(rig.gpus[1].uuid)
@@ -76,22 +76,22 @@ def test_a_gpu_lost_while_the_file_is_unusable_starts_no_run() -> None:
     rig, agent, outcome = node_without_file()
     rig.driver.lost.add(rig.gpus[1].uuid)
 
-    assert agent.check_drift(agents.LAYOUT, outcome) is drift.Action.REST
+    assert agent.check_drift("one-slice-changed", outcome) is drift.Action.REST
 
     assert rig.node.labels[well_known.STATE_LABEL] == "success"
 
 
 def test_a_gpu_back_while_the_file_is_unusable_starts_no_run() -> None:
-    rig = nodes.node(layout=LAYOUT)
+    rig = nodes.node(layout="all-balanced")
     rig.driver.lost.add(rig.gpus[1].uuid)
     configs = fakes.FakeConfig(agents.CONFIG)
     agent = agents.new_agent(rig, configs=configs)
-    outcome = agents.run(rig, LAYOUT, by=agent)
+    outcome = agents.run(rig, "all-balanced", by=agent)
     configs.text = UNUSABLE_FILES["invalid"]
     rig.driver.lost.clear()
     rig.kubelet.schedulable = {"nvidia.com/gpu": gpu_values.device_uuids(rig.gpus[:1])}
 
-    assert agent.check_drift(LAYOUT, outcome) is drift.Action.REST
+    assert agent.check_drift("all-balanced", outcome) is drift.Action.REST
 
     assert rig.node.labels[well_known.STATE_LABEL] == "success"
 
@@ -102,14 +102,14 @@ def test_an_edit_while_a_gpu_is_lost_is_applied_once_it_is_back() -> None:
     text = layout_table.render({"mine": (layout_table.rule_line(*rule) for rule in rules)})
     configs = fakes.FakeConfig(text)
     agent = agents.new_agent(rig, configs=configs)
-    ends.assert_ends(rig, Reason.APPLIED, layout="mine", by=agent)
+    ends.run_to(rig, "mine", Reason.APPLIED, by=agent)
     rig.pods.add("affected", devices=frozenset(rig.gpus[1].mig_uuids))
     rig.driver.lost.add(rig.gpus[1].uuid)
-    ends.assert_ends(rig, Reason.GPU_UNREACHABLE, layout="mine", by=agent)
+    ends.run_to(rig, "mine", Reason.GPU_UNREACHABLE, by=agent)
     configs.text = text.replace("3g.20gb: 2", "7g.40gb: 1")
 
     rig.driver.lost.clear()
-    ends.assert_ends(rig, Reason.APPLIED, layout="mine", by=agent)
+    ends.run_to(rig, "mine", Reason.APPLIED, by=agent)
 
     assert "affected" not in rig.pods.names
 
@@ -118,6 +118,6 @@ def test_phantoms_are_withdrawn_although_the_file_is_unusable() -> None:
     rig, agent, outcome = node_without_file()
     rig.kubelet.phantoms = {"nvidia.com/mig-7g.40gb": 1}
 
-    agent.check_drift(agents.LAYOUT, outcome)
+    agent.check_drift("one-slice-changed", outcome)
 
     assert rig.node.events == ["PhantomDevicesRemoved"]

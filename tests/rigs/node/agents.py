@@ -100,7 +100,7 @@ def new_attempt(
     context = node_context.NodeContext(
         deps=deps, limits=limits, publisher=publisher, memory=memory
     )
-    request = layout_request.Request(config=LAYOUT)
+    request = layout_request.Request(config="one-slice-changed")
     series = attempt_series.AttemptSeries(context, lambda _gpus: None)
     with series.start_attempt(request, cancel) as attempt:
         return attempt
@@ -192,13 +192,9 @@ def start(
     return agent
 
 
-LAYOUT = "one-slice-changed"
-"""For it the device of the pod ``affected`` on a busy node goes, and nothing else."""
-
-
 def run(
     rig: node_rig.NodeRig,
-    layout: str = LAYOUT,
+    layout: str,
     *,
     layouts: str = CONFIG,
     by: AgentInMemory | None = None,

@@ -31,14 +31,18 @@ def is_as_before(rig: node_rig.NodeRig, before: Iterable[model.Gpu | model.GpuSn
     return gpu_values.geometry(before).items() <= gpu_values.geometry(rig.gpus).items()
 
 
-def assert_ends(
-    rig: node_rig.NodeRig,
-    reason: reasons.Reason,
-    *texts: str,
-    layout: str = agents.LAYOUT,
-    **options: Any,
+def run_to(
+    rig: node_rig.NodeRig, layout: str, reason: reasons.Reason, *texts: str, **options: Any
 ) -> outcomes.Outcome:
-    """Apply a layout; check reason and message, and that the node is restored."""
+    """Apply a layout; check reason and message, and that the node is restored.
+
+    Args:
+        rig: The node.
+        layout: What is requested.
+        reason: How the run ends.
+        texts: What its message has.
+        options: As for ``agents.run``.
+    """
     outcome = agents.run(rig, layout, **options)
     assert outcome.reason is reason, outcome.message
     for text in texts:
@@ -48,28 +52,12 @@ def assert_ends(
 
 
 def supersede(
-    rig: node_rig.NodeRig,
-    layout: str = agents.LAYOUT,
-    *,
-    by: agents.AgentInMemory | None = None,
-    **options: Any,
+    rig: node_rig.NodeRig, layout: str, *, by: agents.AgentInMemory | None = None, **options: Any
 ) -> None:
     """Apply a layout until its request ends; ``options`` as for ``FakeRequest``."""
     request = fakes.FakeRequest(rig.clock, **options)
     with pytest.raises(errors.Superseded):
         agents.run(rig, layout, by=by, request=request)
-
-
-def assert_superseded(
-    rig: node_rig.NodeRig,
-    layout: str = agents.LAYOUT,
-    *,
-    is_replaced: bool = False,
-    **options: Any,
-) -> None:
-    """Apply a layout until its request ends; check that the node is restored."""
-    supersede(rig, layout, is_replaced=is_replaced, **options)
-    assert_restored(rig, is_stopped=not is_replaced)
 
 
 def assert_restored(

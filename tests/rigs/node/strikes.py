@@ -120,7 +120,7 @@ def nth(kind: StepKind, number: int) -> Callable[[steps.Step], bool]:
 def kill_before(
     rig: node_rig.NodeRig,
     kind: StepKind,
-    layout: str = agents.LAYOUT,
+    layout: str,
     *,
     number: int = 1,
     **options: Any,
@@ -139,7 +139,7 @@ def kill_before(
 def kill_when(
     rig: node_rig.NodeRig,
     is_due: Callable[[], bool],
-    act: Callable[[node_rig.NodeRig], object] = agents.run,
+    act: Callable[[node_rig.NodeRig], object],
 ) -> None:
     """Kill the agent that acts, in its first call at which a condition holds."""
 
@@ -154,7 +154,7 @@ def kill_when(
 def kill_at_call(
     make: Callable[[], node_rig.NodeRig],
     index: int,
-    act: Callable[[node_rig.NodeRig], object] = agents.run,
+    act: Callable[[node_rig.NodeRig], object],
 ) -> tuple[node_rig.NodeRig, tuple[model.Gpu, ...]]:
     """Return a node whose agent was killed in its call ``index``, and the GPUs before."""
     rig = make()
@@ -166,7 +166,7 @@ def kill_at_call(
 
 
 def moments(
-    make: Callable[[], node_rig.NodeRig], act: Callable[[node_rig.NodeRig], object] = agents.run
+    make: Callable[[], node_rig.NodeRig], act: Callable[[node_rig.NodeRig], object]
 ) -> Iterator[int]:
     """Yield the first call of an undisturbed run, and each after a wait or a call that writes."""
     rig = make()
@@ -179,7 +179,7 @@ def moments(
 
 
 def kills(
-    make: Callable[[], node_rig.NodeRig], act: Callable[[node_rig.NodeRig], object] = agents.run
+    make: Callable[[], node_rig.NodeRig], act: Callable[[node_rig.NodeRig], object]
 ) -> Iterator[tuple[int, node_rig.NodeRig, tuple[model.Gpu, ...]]]:
     """Yield what ``kill_at_call`` returns, for each state that an undisturbed run's node has."""
     for index in moments(make, act):
@@ -190,7 +190,7 @@ NodeAndAgent = tuple[node_rig.NodeRig, agents.AgentInMemory]
 
 
 def supersede_at_checks(
-    make: Callable[[], NodeAndAgent], layout: str = agents.LAYOUT, *, is_replaced: bool = False
+    make: Callable[[], NodeAndAgent], layout: str, *, is_replaced: bool = False
 ) -> Iterator[NodeAndAgent]:
     """Yield node and agent of a run whose request ends at a check, for each of its checks."""
     for number in itertools.count(1):

@@ -137,18 +137,22 @@ class AgentStage(stages.Stage):
         change = {"metadata": {"labels": named, "annotations": annotations or {}}}
         self.cluster.patch(cluster_view.WatchedKind.NODE, self.node(), change)
 
-    def assert_ends(
+    def apply_layout(
         self, layout: str, state: model.State = model.State.SUCCESS
     ) -> Mapping[str, Any]:
-        """Request a layout; return the status at its end, which a retry may replace at once."""
+        """Request a layout, and check how that ends.
+
+        Returns:
+            The status at the end, which a retry may replace at once.
+        """
         self.label(layout)
         status = self.wait_for_status(layout)
         assert status["state"] == state.value, status
         return status
 
-    def failure(self, layout: str) -> Mapping[str, Any]:
+    def fail_to_apply(self, layout: str) -> Mapping[str, Any]:
         """Request a layout that must fail; return the status when it has."""
-        return self.assert_ends(layout, model.State.FAILED)
+        return self.apply_layout(layout, model.State.FAILED)
 
     def unrestored_on_node(self, *, is_stopped: bool = False, **owners: Any) -> list[str]:
         """List what a change has not restored on the Node; empty if all is restored.
