@@ -59,6 +59,36 @@ def test_a_failed_patch_is_retried_once(rig: PartitionerRig, fault: apiserver.Fa
     assert len(rig.events("RepartitioningRequested")) <= 1
 
 
+def test_a_throttled_request_waits_as_long_as_the_api_asks(rig: PartitionerRig) -> None:
+    rig.add_node()
+    rig.add_pods("p1")
+    replica = rig.replica()
+    rig.server.inject(apiserver.Fault(verb="patch", status=429, retry_after_s=40))
+
+    with structlog.testing.capture_logs():
+        rig.pass_time(SOON_S + 35, replica)
+        assert len(replica.kube.patches) == 1
+        rig.pass_time(TERM_S, replica)
+
+    assert len(replica.kube.patches) == 2
+
+
+def test_a_failed_request_is_withdrawn_once_its_pods_are_gone(rig: PartitionerRig) -> None:
+    rig.add_node()
+    rig.add_pods("p1")
+    replica = rig.replica()
+    rig.pass_time(SOON_S, replica)
+    rig.answer("n1", reason=reasons.Reason.INTERNAL)
+    failed = rig.requested_layout()
+
+    rig.end("p1", "Succeeded")
+    rig.pass_time(SOON_S, replica)
+    assert rig.requested_layout() == failed  # The node rests after its failure.
+    rig.pass_time(5 * TERM_S, replica)
+
+    assert rig.requested_layout() != failed
+
+
 def test_requests_to_a_failing_api_become_rarer(rig: PartitionerRig) -> None:
     rig.add_node()
     rig.add_pods("p1")

@@ -101,6 +101,19 @@ def test_a_plan_without_known_profiles_is_provisional() -> None:
     assert plan_table.table(result, style=PLAIN).splitlines()[1].split()[1] == "unknown"
 
 
+@pytest.mark.parametrize("state", model.State)
+def test_a_plan_says_that_a_node_is_changing(state: model.State) -> None:
+    result = node_plans.plan(
+        "all-balanced",
+        [report((samples.gpu(samples.A100),), state=state)],
+        document=config.parse(plugin_rig.CONFIG, source="f"),
+        pods=cluster_reader.Pods(by_node={}),
+    )
+
+    is_changing = state in {model.State.PENDING, model.State.REBOOTING}
+    assert any("changing right now" in note for note in result.nodes[0].notes) is is_changing
+
+
 def test_the_sum_of_a_plan_counts_each_node_once() -> None:
     blind = report((samples.gpu(None, mode=model.MigMode.DISABLED),))
     readable = report((samples.gpu(samples.A100),))

@@ -262,6 +262,8 @@ def test_idle_instances_return_to_the_base_layout_without_demand() -> None:
         ),
         every[1].uuid: samples.desired_gpu({"3g.20gb": 1, "2g.10gb": 1, "1g.5gb": 2}),
     }
+    arrived = [pod("p", "7g.40gb")]
+    assert not decide(nodes, arrived, **later, merge_back_after_s=300).changes
     reserved = {samples.profile("7g.40gb"): 1}
     assert not decide(nodes, [], **later, merge_back_after_s=300, reserved=reserved).changes
     changing = node("b", EMPTY, labels={well_known.STATE_LABEL: "pending"})
