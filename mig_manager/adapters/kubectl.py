@@ -81,18 +81,23 @@ class Kubectl:
     def get(self, path: str, query: Mapping[str, str] | None = None) -> dict[str, Any]:
         """Get an object or a list."""
         url = f"{path}?{urllib.parse.urlencode(query)}" if query else path
-        answer = self.run(["get", "--raw", url], f"GET {path}")
+        return self._run_for_object(["get", "--raw", url], f"GET {path}")
+
+    def patch_node(self, name: str, change: Mapping[str, object]) -> dict[str, Any]:
+        """Merge a change into a node, and return it; status 409: another ``resourceVersion``."""
+        patch = ["--type=merge", f"--patch={json.dumps(change)}", "--field-manager=kubectl-mig"]
+        return self._run_for_object(
+            ["patch", "node", name, *patch, "--output=json"], f"patching node {name}"
+        )
+
+    def _run_for_object(self, arguments: Sequence[str], what: str) -> dict[str, Any]:
+        answer = self.run(arguments, what)
         try:
             return json_text.parse_object(answer)
         except ValueError as error:
             raise errors.ClusterError(
-                f"the answer to GET {path} is not a JSON object", reason=reasons.Reason.API_ERROR
+                f"the answer to {what} is not a JSON object", reason=reasons.Reason.API_ERROR
             ) from error
-
-    def patch_node(self, name: str, change: Mapping[str, object]) -> None:
-        """Merge a change into a node; status 409: the node has another ``resourceVersion``."""
-        patch = ["--type=merge", f"--patch={json.dumps(change)}", "--field-manager=kubectl-mig"]
-        self.run(["patch", "node", name, *patch, "--output=name"], f"patching node {name}")
 
     def run(self, arguments: Sequence[str], what: str) -> bytes:
         """Return what kubectl prints for the arguments; an error names ``what`` was to be done."""

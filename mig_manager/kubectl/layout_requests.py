@@ -11,7 +11,7 @@ from mig_manager import errors, reasons
 from mig_manager.core.files import yaml_tree
 from mig_manager.core.fleet import fleet_nodes, node_reports, preview
 from mig_manager.core.layout import custom_layouts, layout_documents, layouts
-from mig_manager.core.node import well_known
+from mig_manager.core.node import node_object, well_known
 from mig_manager.kubectl import cluster_command, node_plans
 
 _ATTEMPTS = 5  # kubelet writes to the Node too, every few seconds at its start
@@ -143,16 +143,23 @@ def _request(
     custom: str | None,
 ) -> None:
     node = report.node
+    patch = node_object.NodePatch(
+        labels={well_known.CONFIG_LABEL: name},
+        annotations={} if custom is None else {well_known.LAYOUT_ANNOTATION: custom},
+    )
     for _ in range(_ATTEMPTS):
-        metadata = {"resourceVersion": node.version, "labels": {well_known.CONFIG_LABEL: name}}
-        if custom is not None:
-            metadata["annotations"] = {well_known.LAYOUT_ANNOTATION: custom}
+        metadata = {
+            "resourceVersion": node.version,
+            "labels": patch.labels,
+            "annotations": patch.annotations,
+        }
         try:
-            command.kubectl.patch_node(node.name, {"metadata": metadata})
+            after = command.kubectl.patch_node(node.name, {"metadata": metadata})
         except errors.ClusterError as error:
             if not error.is_conflict:
                 raise
         else:
+            node_object.require_kept(patch, after)
             return
         node = command.node(node.name).node
         if _basis(node) != _basis(report.node):

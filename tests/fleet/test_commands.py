@@ -398,13 +398,22 @@ def test_a_named_source_overrides_a_variable_for_the_other_source(
     assert rig(LAYOUT, "-l", "gpu=yes", *source, variables=variables).status == 0
 
 
-def test_a_request_that_the_api_refuses_is_reported(rig: RolloutRig) -> None:
-    rig.server.inject(apiserver.Fault(method="PATCH", resource="nodes", status=403, times=None))
+@pytest.mark.parametrize(
+    ("fault", "error"),
+    [
+        (apiserver.Fault(status=403), "403"),
+        (apiserver.Fault(reverts=True), "did not keep it: does an admission webhook remove it?"),
+    ],
+)
+def test_a_request_that_the_api_refuses_or_reverts_is_reported(
+    rig: RolloutRig, fault: apiserver.Fault, error: str
+) -> None:
+    rig.server.inject(dataclasses.replace(fault, method="PATCH", resource="nodes", times=None))
 
     answer = rig(LAYOUT, "-l", "gpu=yes")
 
     assert answer.status == 1
-    assert "403" in answer.err
+    assert error in answer.err
 
 
 FAULTS = {

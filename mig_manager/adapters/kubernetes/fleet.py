@@ -9,7 +9,7 @@ import threading
 from mig_manager.adapters.kubernetes import api, collection, kube_node, watch
 from mig_manager.core import timing
 from mig_manager.core.fleet import fleet_nodes, marks
-from mig_manager.core.node import well_known
+from mig_manager.core.node import node_object, well_known
 
 _TIMES = watch.WatchTimes(
     watch_s=30.0,
@@ -63,11 +63,9 @@ class Fleet(collection.Collection[fleet_nodes.FleetNode]):
         None removes the label, or the annotation for ``undo`` (``mark``). After an error the label
         may have been written.
         """
-        metadata = {
-            "labels": {well_known.CONFIG_LABEL: layout},
-            "annotations": {well_known.ROLLOUT_ANNOTATION: mark and mark.to_json()},
-        }
-        return (
-            kube_node.patch_version(self._kube, observed.name, observed.version, metadata)
-            is not None
+        patch = node_object.NodePatch(
+            labels={well_known.CONFIG_LABEL: layout},
+            annotations={well_known.ROLLOUT_ANNOTATION: mark.to_json() if mark else None},
         )
+        after = kube_node.patch_version(self._kube, observed.name, observed.version, patch)
+        return after is not None

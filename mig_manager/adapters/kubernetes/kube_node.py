@@ -37,19 +37,26 @@ def path(name: str) -> str:
 
 
 def patch_version(
-    kube: api.KubeApi, name: str, version: str, metadata: Mapping[str, Any]
+    kube: api.KubeApi, name: str, version: str, patch: node_object.NodePatch
 ) -> dict[str, Any] | None:
-    """Patch one version of a node; return None if the node has changed since, or is gone.
+    """Patch labels and annotations of one version of a node.
+
+    Returns:
+        The node afterwards; None if it has changed since, or is gone.
 
     Raises:
-        ClusterError: The API refused or does not answer; the patch may have been applied.
+        ClusterError: The API refused, does not answer, or did not keep the patch; unless it
+            refused, the patch may have been applied.
     """
+    metadata = {"labels": patch.labels, "annotations": patch.annotations}
     try:
-        return kube.patch(path(name), {"metadata": {"resourceVersion": version, **metadata}})
+        item = kube.patch(path(name), {"metadata": {"resourceVersion": version, **metadata}})
     except errors.ClusterError as error:
         if error.is_conflict or error.is_not_found:
             return None
         raise
+    node_object.require_kept(patch, item)
+    return item
 
 
 class KubeNode:

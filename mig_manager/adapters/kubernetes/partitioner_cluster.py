@@ -10,7 +10,7 @@ import threading
 from collections.abc import Collection
 from typing import Protocol
 
-from mig_manager import errors, reasons
+from mig_manager import errors
 from mig_manager.adapters.kubernetes import (
     api,
     collection,
@@ -140,16 +140,9 @@ class PartitionerCluster:
             labels={well_known.CONFIG_LABEL: well_known.CUSTOM_LAYOUT},
             annotations={well_known.LAYOUT_ANNOTATION: change.layout},
         )
-        metadata = {"labels": patch.labels, "annotations": patch.annotations}
-        item = kube_node.patch_version(self._kube, change.node, change.version, metadata)
+        item = kube_node.patch_version(self._kube, change.node, change.version, patch)
         if item is None:
             return False
-        if not patch.is_in(node_object.parse_node(item)):
-            raise errors.ClusterError(
-                f"the API accepted a layout for node {change.node} but did not keep it: does an "
-                "admission webhook remove it?",
-                reason=reasons.Reason.API_ERROR,
-            )
         after = partitioned.parse(item)
         if after is not None and after.version != change.version:
             self._written[change.node] = change.version, after

@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from mig_manager import errors, reasons
 from mig_manager.core.node import api_values, well_known
 
 
@@ -51,6 +52,21 @@ class NodePatch:
             and all(view.annotations.get(key) == value for key, value in self.annotations.items())
             and self.hold_taint in (None, well_known.HOLD_TAINT in view.taint_keys)
             and not self.removed_taints & view.taint_keys
+        )
+
+
+def require_kept(patch: NodePatch, node: Mapping[str, Any]) -> None:
+    """Require that a Node object has a patch that the API accepted.
+
+    Raises:
+        ClusterError: It is malformed, or lacks the patch, which an admission webhook can remove.
+    """
+    view = parse_node(node)
+    if not patch.is_in(view):
+        raise errors.ClusterError(
+            f"the API accepted a layout for node {view.name} but did not keep it: does an "
+            "admission webhook remove it?",
+            reason=reasons.Reason.API_ERROR,
         )
 
 

@@ -310,6 +310,18 @@ def test_apply_reads_a_node_changed_in_between_again(
     assert ("has changed since" in answer.err) is is_refused
 
 
+def test_a_request_that_a_webhook_reverts_is_reported(
+    empty_cluster: plugin_rig.KubectlUser,
+) -> None:
+    add_node(empty_cluster.server)
+    empty_cluster.server.inject(apiserver.Fault(method="PATCH", resource="nodes", reverts=True))
+
+    answer = apply(empty_cluster)
+
+    assert answer.status == 1
+    assert "did not keep it: does an admission webhook remove it?" in answer.err
+
+
 def test_kubectl_itself_writes_the_request(
     empty_cluster: plugin_rig.KubectlUser, tmp_path: pathlib.Path
 ) -> None:
