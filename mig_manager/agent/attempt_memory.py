@@ -12,28 +12,29 @@ _REFUSAL_PAUSE_S = 10.0
 
 @dataclasses.dataclass(slots=True)
 class AttemptMemory:
-    """What attempts on one node remember of earlier ones, besides the journal."""
+    """What attempts on one node remember of earlier ones, besides the journal.
+
+    A new agent has an empty one. At worst it evicts or restarts a pod once more before it fails
+    for the same reason.
+    """
 
     stuck_uids: frozenset[str] = frozenset()
-    """UIDs of pods that did not stop by the deadline of an earlier pause."""
+    """UIDs of pods that did not stop by the deadline of an earlier pause, for as long as the agent
+    runs. While one terminates, no pod is evicted."""
     returning: successors.Successors = dataclasses.field(default_factory=successors.Successors)
-    """Where evicted pods return, over the attempts of one drain."""
+    """Where evicted pods return, over the attempts of one drain: as long as the journal's
+    ``is_draining``."""
     restarted: frozenset[str] = frozenset()
-    """Names of the advertisers with outdated devices that attempts at this request restarted."""
-    checked_ids: frozenset[str] | None = None
-    """The devices that were last withdrawn if no GPU had them; None: to be done."""
+    """Names of the advertisers with outdated devices that were restarted, over the attempts at one
+    request. Each is restarted once."""
     stopped_services: frozenset[str] = frozenset()
-    """Names of the host services that this process stopped, and has not started since."""
+    """Names of the host services that this process stopped, until it starts them. The journal
+    cannot prove that, because other programs can write to it."""
     _removal_refused_s: float = dataclasses.field(default=-math.inf, init=False)
 
     def begin_request(self) -> None:
-        """Forget the restarted advertisers and the checked devices of an earlier request."""
+        """Forget the restarted advertisers of an earlier request."""
         self.restarted = frozenset()
-        self.checked_ids = None
-
-    def set_checked(self, ids: frozenset[str] | None) -> None:
-        """Remember the devices for which no further withdrawal is sent; None: none."""
-        self.checked_ids = ids
 
     def add_restarted(self, names: Iterable[str]) -> None:
         """Remember advertisers that were restarted because of outdated devices."""

@@ -28,7 +28,7 @@ class Verdict(enum.Enum):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class DriftMemory:
-    """Observations since the last run ended."""
+    """Observations since the last series of attempts at the request began."""
 
     outcome: outcomes.Outcome | None = None
     baseline: Hashable = None
@@ -39,6 +39,8 @@ class DriftMemory:
     """Words for the drift, by the last check or a run; empty: no drift is published."""
     has_phantoms: bool = False
     """Whether phantom devices were published that the agent may not remove."""
+    checked_ids: frozenset[str] | None = None
+    """The GPUs' devices, once advertisers of other devices were restarted; None: to be done."""
 
     @property
     def is_drifted(self) -> bool:

@@ -32,7 +32,9 @@ class NodeContext:
     deps: ports.Dependencies
     limits: agent_settings.Limits
     publisher: publish.Publisher
-    memory: attempt_memory.AttemptMemory
+    memory: attempt_memory.AttemptMemory = dataclasses.field(
+        default_factory=attempt_memory.AttemptMemory
+    )
 
     @property
     def node_labels(self) -> Mapping[str, str]:

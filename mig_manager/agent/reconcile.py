@@ -11,7 +11,6 @@ import structlog
 from mig_manager import errors, reasons
 from mig_manager.agent import (
     agent_settings,
-    attempt_memory,
     attempt_series,
     drift,
     drift_checks,
@@ -46,7 +45,6 @@ class Reconciler:
             deps=deps,
             limits=limits,
             publisher=publish.Publisher(deps.node, deps.host_copy_file),
-            memory=attempt_memory.AttemptMemory(),
         )
         self._layouts = layout_report.LayoutReport(self._context)
         self._drift = drift_verdicts.DriftMemory()
@@ -90,6 +88,8 @@ class Reconciler:
             Rebooting: The machine goes down; nothing is restored.
             Superseded: Another layout is requested, or the agent stops; all is restored.
         """
+        if request.attempt == 1:
+            self._drift = drift_verdicts.DriftMemory()
         record = self._series.record_request(request)
         if record.origin is requests.Origin.CUSTOM and not record.may_evict:
             # The document does not show that this layout evicts no pod. Publish it before the
@@ -110,12 +110,10 @@ class Reconciler:
         self._layouts.write(fitting)
         if attempt.status.gpus or not self.faults.publish_failure(outcome.reason, outcome.message):
             self.faults.publish(attempt.status.gpus, decision.why_not, decision.uuids)
-        if not outcome.should_retry:
-            # The run may have changed which devices are advertised.
-            self._context.memory.set_checked(None)
-        elif not self._series.journal.node.is_tainted_or_paused:
+        if outcome.should_retry and not self._series.journal.node.is_tainted_or_paused:
             # No drift check follows before the next attempt.
-            withdrawing.observe_and_withdraw(self._context)
+            checked_ids = withdrawing.observe_and_withdraw(self._context, self._drift.checked_ids)
+            self._drift = dataclasses.replace(self._drift, checked_ids=checked_ids)
         return outcome
 
     @property
@@ -234,7 +232,8 @@ class Reconciler:
             return drift.Action.RUN
         gpus, _ = gpu_report.observe(self._context, self.faults)
         if gpus is not None:
-            withdrawing.withdraw(self._context, gpus, view)
+            checked_ids = withdrawing.withdraw(self._context, gpus, view, self._drift.checked_ids)
+            self._drift = dataclasses.replace(self._drift, checked_ids=checked_ids)
             is_published = gpu_report.is_published(self._context, gpus)
             self._publish_without_request(gpus, None if is_published else view)
         return drift.Action.REST

@@ -44,14 +44,14 @@ def wait(attempt: attempts.Attempt) -> None:
         backoff=_BACKOFF,
     )
     published, published_at_s = "", 0.0
-    checked_at_s = clock.monotonic()
+    checked_ids, checked_at_s = None, clock.monotonic()
     for _ in waiting.attempts():
         why = _take(slots)
         if why is None:
             return
         now_s = clock.monotonic()
         if now_s - checked_at_s >= attempt.limits.drift_check_interval_s:
-            withdrawing.observe_and_withdraw(attempt)
+            checked_ids = withdrawing.observe_and_withdraw(attempt, checked_ids)
             checked_at_s = now_s
         may_publish = not published or now_s - published_at_s >= _PUBLISH_AGAIN_S
         if why != published and may_publish:

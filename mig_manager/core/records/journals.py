@@ -102,8 +102,11 @@ class Journal:
     boot_id: str = ""  # the boot in which it was written
     applied_before: str = ""  # the layout before the change, whose label an undo restores
     is_draining: bool = False
-    """Whether a drain for this layout evicts pods and has not ended; written before it does."""
-    has_evicted: bool = False  # whether this run evicts pods; written before it does
+    """Whether a drain for this layout evicts pods and has not ended. It stays after a failed run
+    whose next attempt continues the drain, and ends before the GPUs are changed."""
+    has_evicted: bool = False
+    """Whether this run evicts pods, or continues such a drain. It stays until the run ends: a
+    failure after the drain counts as one that cost pods."""
     node: node_entries.NodeEntries = dataclasses.field(default_factory=node_entries.NodeEntries)
     host: HostEntries = dataclasses.field(default_factory=HostEntries)
     gpus: GpuEntries = dataclasses.field(default_factory=GpuEntries)

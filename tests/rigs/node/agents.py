@@ -14,7 +14,6 @@ from typing import Any
 
 from mig_manager.agent import (
     agent_settings,
-    attempt_memory,
     attempt_series,
     attempts,
     drift,
@@ -96,10 +95,7 @@ def new_attempt(
     """Return an attempt at a layout, for a part of a run; ``overrides`` as for ``new_agent``."""
     deps = dataclasses.replace(_dependencies(rig), **overrides)
     publisher = publish.Publisher(deps.node, deps.host_copy_file)
-    memory = attempt_memory.AttemptMemory()
-    context = node_context.NodeContext(
-        deps=deps, limits=limits, publisher=publisher, memory=memory
-    )
+    context = node_context.NodeContext(deps=deps, limits=limits, publisher=publisher)
     request = layout_request.Request(config="one-slice-changed")
     series = attempt_series.AttemptSeries(context, lambda _gpus: None)
     with series.start_attempt(request, cancel) as attempt:
