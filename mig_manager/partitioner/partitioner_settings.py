@@ -9,7 +9,7 @@ from typing import Any, Self
 
 from mig_manager import errors
 from mig_manager.core import model, profile_name
-from mig_manager.core.fleet import rollout
+from mig_manager.core.fleet import node_amounts
 from mig_manager.core.node import lease, selectors
 from mig_manager.core.partitioning.decision import decisions
 from mig_manager.core.partitioning.nodes import partitioned
@@ -70,7 +70,7 @@ class PartitionerSettings:
         "max opted-in nodes under change at once (number, or percentage: at least one)",
         metavar="NUMBER",
         default="10%",
-        parse=rollout.parse_amount,
+        parse=node_amounts.parse,
     )
     cooldown_s: float | None = options.seconds(
         "min time between two changes of a node",

@@ -6,7 +6,7 @@ from typing import Any
 
 from mig_manager import errors
 from mig_manager.cli.toolkit import command_settings
-from mig_manager.core.fleet import goals, rollout
+from mig_manager.core.fleet import goals, node_amounts, rollout
 from mig_manager.core.node import selectors, well_known
 from mig_manager.core.settings import node_settings, options
 
@@ -32,7 +32,7 @@ class RolloutSettings(command_settings.AnswerSettings, node_settings.DocumentSet
         "max nodes unavailable at once (number or %), counting those already unavailable",
         metavar="NUMBER",
         default="1",
-        parse=rollout.parse_amount,
+        parse=node_amounts.parse,
     )
     node_timeout_s: float = options.seconds(
         "how long a node may take, not counting its wait for a slot", default=1800.0, minimum=1.0

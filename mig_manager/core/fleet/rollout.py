@@ -10,16 +10,12 @@ import collections
 import dataclasses
 import datetime as dt
 import enum
-import math
-import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from mig_manager.core import messages, model
-from mig_manager.core.fleet import fleet_nodes, goals, preview
+from mig_manager.core.fleet import fleet_nodes, goals, node_amounts, preview
 from mig_manager.core.records import run_status
-
-_AMOUNT = re.compile(r"([1-9][0-9]{0,5})|(100|[1-9]?[0-9])%")
 
 
 class NodeProgressState(enum.Enum):
@@ -47,13 +43,6 @@ BAD = frozenset(
 """Failures, for ``RolloutLimits.pauses``."""
 
 
-def parse_amount(text: str) -> str:
-    """Return an amount of nodes; ValueError if it is neither a number nor a percentage."""
-    if not _AMOUNT.fullmatch(text):
-        raise ValueError("is neither a number of nodes, at least 1, nor a percentage")
-    return text
-
-
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutLimits:
     """Limits of a rollout; seconds."""
@@ -63,12 +52,6 @@ class RolloutLimits:
     pauses: bool = False  # whether no further node starts after a failure
     node_timeout_s: float = 1800.0  # for one node, without its wait for a slot
     silence_timeout_s: float = 120.0  # for the response of an agent
-
-    def max_nodes(self, count: int) -> int:
-        """Return how many of ``count`` nodes may be unavailable."""
-        if self.max_unavailable.endswith("%"):
-            return max(1, math.floor(int(self.max_unavailable[:-1]) * count / 100))
-        return int(self.max_unavailable)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -258,7 +241,9 @@ class Rollout:
         decision = RolloutDecision(
             phase=phase,
             nodes=tuple(progress),
-            max_unavailable=self._limits.max_nodes(sum(node.has_published for node in nodes)),
+            max_unavailable=node_amounts.scale(
+                self._limits.max_unavailable, sum(node.has_published for node in nodes)
+            ),
             failures=tuple(history.failure for history, _ in advanced if history.failure),
             withdraw=tuple(
                 each.name

@@ -10,7 +10,7 @@ from mig_manager.catalogue import hardware
 from mig_manager.cli.rollout import rollout_report
 from mig_manager.core import model
 from mig_manager.core.display import bar
-from mig_manager.core.fleet import fleet_nodes, goals, marks, rollout
+from mig_manager.core.fleet import fleet_nodes, goals, marks, node_amounts, rollout
 from mig_manager.core.layout import config
 from mig_manager.core.node import well_known
 from mig_manager.core.records import inventory_codec
@@ -129,7 +129,7 @@ def test_a_failure_before_the_request_does_not_count_as_its_outcome() -> None:
 def test_a_percentage_is_of_the_nodes_selected_and_one_at_least(
     most: str, count: int, expected: int
 ) -> None:
-    assert rollout.RolloutLimits(max_unavailable=most).max_nodes(count) == expected
+    assert node_amounts.scale(most, count) == expected
 
 
 @pytest.mark.parametrize(

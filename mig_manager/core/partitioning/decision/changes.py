@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from mig_manager import errors
 from mig_manager.core import messages, model, steps
-from mig_manager.core.fleet import rollout
+from mig_manager.core.fleet import node_amounts
 from mig_manager.core.layout import custom_layouts
 from mig_manager.core.partitioning import demand
 from mig_manager.core.partitioning.decision import decisions, past_decisions, waiting
@@ -36,10 +36,9 @@ class Changes:
         self._history = history
         self._nominated = nominated
         self._nodes = index.nodes
-        opted_in = len(index.opted_in)
-        unavailable = rollout.RolloutLimits(max_unavailable=limits.max_unavailable)
+        max_changes = node_amounts.scale(limits.max_unavailable, len(index.opted_in))
         under_change = sum(is_under_change(self._nodes[i], now=now) for i in index.opted_in)
-        self._budget = min(_MAX_CHANGES, unavailable.max_nodes(opted_in) - under_change)
+        self._budget = min(_MAX_CHANGES, max_changes - under_change)
         self._too_early: set[int] = set()
         self._requested: dict[int, decisions.NodeChange] = {}
 
