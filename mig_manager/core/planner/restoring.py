@@ -35,7 +35,7 @@ def decide(gpu: model.Gpu, before: model.GpuSnapshot) -> search.GpuDecision:
     ids = {spec.profile: spec.profile_id for spec in gpu.profiles or ()}
     for place, old in past.items():
         if place in now:
-            stays.append(_repair_stay(gpu, *now[place], _join(old, unowned.get(place))))
+            stays.append(_restore_stay(gpu, *now[place], _join(old, unowned.get(place))))
         elif not any(map(old.placement.overlaps, occupied)):
             created.append(
                 steps.TargetInstance(
@@ -145,7 +145,7 @@ def _by_place(before: model.GpuSnapshot) -> dict[placement.Placed, model.GpuInst
     return {_place(gi): gi for gi in search.in_order(before)}
 
 
-def _repair_stay(
+def _restore_stay(
     gpu: model.Gpu, position: int, now: model.GpuInstance, old: model.GpuInstance
 ) -> search.Stay:
     """Restore the compute instances; all of them if spans are unknown and profiles differ."""

@@ -79,9 +79,9 @@ class ClaimedBatch:
 @hypothesis.given(drawn_clusters.clusters())
 def test_best_offer_is_the_least_of_the_offers_of_all_nodes(cluster: Cluster) -> None:
     parsed = ClaimedBatch(cluster)
-    expected = min(parsed.single(parsed.rest), key=lambda offer: offer.rank, default=None)
+    expected = min(parsed.single(parsed.rest), key=lambda offer: offer.order, default=None)
     best = parsed.search.best(parsed.index.every, parsed.rest, skipped={})
-    assert (best and best.rank) == (expected and expected.rank)
+    assert (best and best.order) == (expected and expected.order)
 
 
 @hypothesis.given(drawn_clusters.clusters())

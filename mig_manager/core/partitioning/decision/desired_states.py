@@ -84,7 +84,7 @@ class DesiredStates:
             for profile, count in self._reserved.items()
         )
 
-    def _states(self, position: int) -> Iterator[tuple[model.Gpu, fit_search.GpuFacts]]:
+    def _states(self, position: int) -> Iterator[tuple[model.Gpu, fit_search.GpuState]]:
         """Yield the GPUs that a change can include."""
         states = self._index.states(position)
         for gpu in self._index.nodes[position].gpus:

@@ -34,7 +34,7 @@ class Hold:
 
     rank: int
     position: int  # of the node
-    indices: frozenset[int]
+    indices: frozenset[int]  # of GPUs
     is_early: bool  # whether idle instances on them are destroyed
 
 
@@ -62,7 +62,7 @@ class GpuHolds:
     def early_gpus(self, position: int) -> set[int]:
         """Return the GPUs of a node whose idle instances a change destroys."""
         early = (hold for hold in self.holds if hold.is_early and hold.position == position)
-        return {index for hold in early for index in hold.indices}
+        return {gpu_index for hold in early for gpu_index in hold.indices}
 
 
 def select(
@@ -109,12 +109,12 @@ class _Selection:
         self._now = now
 
     @functools.cached_property
-    def _states(self) -> Mapping[tuple[int, int], fit_search.GpuFacts]:
+    def _states(self) -> Mapping[tuple[int, int], fit_search.GpuState]:
         """The states by node and GPU."""
         return {
-            (position, index): state
+            (position, gpu_index): state
             for position in self._nodes
-            for index, state in self._index.states(position).items()
+            for gpu_index, state in self._index.states(position).items()
         }
 
     @functools.cached_property
@@ -185,14 +185,14 @@ class _Selection:
 
     def _for_pod(self, rank: int, holds: Iterable[Hold], *, is_due: bool) -> list[Hold]:
         """Return the holds for a pod, beside those for pods before it."""
-        on_hold = {(hold.position, index) for hold in holds for index in hold.indices}
+        on_hold = {(hold.position, each) for hold in holds for each in hold.indices}
         cost = sum(self._states[each].free_slices for each in on_hold)
         added: list[Hold] = []
         record = self._before.get(self._batch.pods[rank].uid)
         earlier_gpus = record.gpus if record else frozenset()
         choices = self._choices(self._batch.group[rank], earlier_gpus, on_hold)
         for _, _, position, indices in heapq.nsmallest(_MAX_CHOICES, choices):
-            cost += sum(self._states[position, index].free_slices for index in indices)
+            cost += sum(self._states[position, each].free_slices for each in indices)
             is_early = cost <= self._max_cost
             if not is_early and (added or not is_due):
                 break
@@ -230,17 +230,18 @@ class _Selection:
             node = self._index.nodes[position]
             uuids = {gpu.index: (node.name, gpu.uuid) for gpu in node.gpus}
             ordered = sorted(
-                (state.fill, uuids[index] not in earlier_gpus, index, count)
-                for index, state in self._index.states(position).items()
-                if (position, index) not in on_hold and (count := state.capacity.maximum(largest))
+                (state.fill, uuids[gpu_index] not in earlier_gpus, gpu_index, count)
+                for gpu_index, state in self._index.states(position).items()
+                if (position, gpu_index) not in on_hold
+                and (count := state.capacity.maximum(largest))
             )
             fill = new = 0
             indices: list[int] = []
             missing = profiles[largest]
-            for used, is_new, index, count in ordered:
+            for used, is_new, gpu_index, count in ordered:
                 fill += used
                 new += is_new
-                indices.append(index)
+                indices.append(gpu_index)
                 missing -= count
                 if missing <= 0:
                     if fill or position not in short:

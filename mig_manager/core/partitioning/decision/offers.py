@@ -25,7 +25,7 @@ class Offer:
     change: trial_change.TrialChange
 
     @property
-    def rank(self) -> tuple[object, ...]:
+    def order(self) -> tuple[object, ...]:
         """Lower is better: the first pod, most pods, fewest idle GPUs begun, least destruction."""
         begun, destroyed = self.change.begun, self.change.destroyed
         return self.pods[0], -len(self.pods), begun, destroyed, self.position
@@ -88,7 +88,7 @@ class Offers:
         of_holds = (
             self.offer(i, queue, skipped=skipped, holding=holding) for i in nodes & on_hold
         )
-        best = min(filter(None, of_holds), key=lambda offer: offer.rank, default=None)
+        best = min(filter(None, of_holds), key=lambda offer: offer.order, default=None)
         for rank, group in _firsts(queue, skipped):
             others = nodes - on_hold - skipped.get(rank, node_sets.EMPTY)
             serving = self._feasible.serving(group, others)
@@ -126,7 +126,7 @@ class Offers:
             if offer:
                 self._valid_offers[key] = offer
                 offer = dataclasses.replace(offer, position=position)
-                best = offer if best is None else min(best, offer, key=lambda each: each.rank)
+                best = offer if best is None else min(best, offer, key=lambda each: each.order)
         return best
 
     def forget(self, pods: Iterable[int]) -> None:

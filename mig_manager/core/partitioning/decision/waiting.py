@@ -181,7 +181,7 @@ class Causes:
             if text := demand.why_short(needs, has.of(position)):
                 yield text, each
 
-    def _missing(self, needs: demand.Needs, empty: Collection[fit_search.GpuFacts]) -> str:
+    def _missing(self, needs: demand.Needs, empty: Collection[fit_search.GpuState]) -> str:
         """Return why GPUs cannot have the devices of a pod."""
         for profile, count in needs.profiles.items():
             maximum = sum(state.capacity.maximum(profile) for state in empty)

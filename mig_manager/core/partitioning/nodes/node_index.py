@@ -19,7 +19,7 @@ class NodeFacts:
 
     node: partitioned.PartitionedNode  # in the state from which it was derived
     gpus: trial_change.ChangeableGpus
-    empty: tuple[fit_search.GpuFacts, ...]  # all its GPUs without their instances
+    empty: tuple[fit_search.GpuState, ...]  # all its GPUs without their instances
     devices: Mapping[model.Profile, int]
     available: Mapping[str, int]
 
@@ -34,7 +34,7 @@ class NodeFacts:
         )
 
 
-_Alike = tuple[tuple[fit_search.GpuFacts, ...], model.Devices]
+_Alike = tuple[tuple[fit_search.GpuState, ...], model.Devices]
 """What nodes have in common: their idle GPUs, and the reserved devices that stay on them."""
 
 
@@ -123,11 +123,11 @@ class NodeIndex:
         return node_sets.NodeAmounts([dict(node.supply.allocatable) for node in self.nodes])
 
     @functools.cached_property
-    def hardware(self) -> dict[tuple[fit_search.GpuFacts, ...], node_sets.NodeSet]:
+    def hardware(self) -> dict[tuple[fit_search.GpuState, ...], node_sets.NodeSet]:
         """The sets of nodes whose GPUs are alike when they are idle."""
         return node_sets.by_key(each.empty for each in self.facts)
 
-    def states(self, position: int) -> Mapping[int, fit_search.GpuFacts]:
+    def states(self, position: int) -> Mapping[int, fit_search.GpuState]:
         """Return the state of a node's GPUs that a change can include, by index."""
         return self.facts[position].gpus.states
 

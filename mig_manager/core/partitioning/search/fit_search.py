@@ -15,7 +15,7 @@ from mig_manager.core.planner import placement
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
-class GpuFacts:
+class GpuState:
     """The facts that decide whether devices fit a GPU; a ``FitSearch`` has one for equal GPUs."""
 
     capacity: placement.Capacity
@@ -37,10 +37,10 @@ class GpuClass:
     capacity: placement.Capacity
     gpu_instances: tuple[model.GpuInstance, ...]
     in_use: frozenset[model.Placement] | None  # None: unknown
-    empty: GpuFacts  # without their instances
+    empty: GpuState  # without their instances
     devices: tuple[model.Profile, ...]
     used: tuple[model.Profile, ...]  # profiles of the devices in use
-    states: dict[frozenset[model.Profile], GpuFacts | None] = dataclasses.field(
+    states: dict[frozenset[model.Profile], GpuState | None] = dataclasses.field(
         default_factory=dict
     )
     """By the profiles whose idle instances stay; filled on demand."""
@@ -74,8 +74,8 @@ class FitSearch:
         self._last: tuple[tuple[model.GpuInstanceProfile, ...], placement.Capacity] | None = None
         """Capacity of the last GPU: all GPUs of a node have one object, whose hash takes long."""
         self._classes: dict[tuple[object, ...], GpuClass] = {}
-        self._states: dict[tuple[object, ...], GpuFacts] = {}
-        self._maxima: dict[model.Profile, dict[GpuFacts, int]] = {}
+        self._states: dict[tuple[object, ...], GpuState] = {}
+        self._maxima: dict[model.Profile, dict[GpuState, int]] = {}
         self.nothing = NewDevices((), 0)
         self._new_devices: dict[model.Devices, NewDevices] = {(): self.nothing}
         self._searches: dict[tuple[object, ...], Fit | None] = {}
@@ -115,7 +115,7 @@ class FitSearch:
             )
         return gpus
 
-    def state(self, gpus: GpuClass, kept: frozenset[model.Profile]) -> GpuFacts | None:
+    def state(self, gpus: GpuClass, kept: frozenset[model.Profile]) -> GpuState | None:
         """Return the state of GPUs; None if they must not change.
 
         Their use or an instance is unknown. Idle instances also stay if their profile is ``kept``,
@@ -125,7 +125,7 @@ class FitSearch:
             gpus.states[kept] = self._derive(gpus, kept)
         return gpus.states[kept]
 
-    def _derive(self, gpus: GpuClass, kept: frozenset[model.Profile]) -> GpuFacts | None:
+    def _derive(self, gpus: GpuClass, kept: frozenset[model.Profile]) -> GpuState | None:
         if gpus.in_use is None:
             return None
         fixed: list[placement.Placed] = []
@@ -148,7 +148,7 @@ class FitSearch:
         idle.sort()
         return self._state(gpus.capacity, tuple(fixed), tuple(idle))
 
-    def fit(self, state: GpuFacts, new: NewDevices, spare: model.Devices) -> Fit | None:
+    def fit(self, state: GpuState, new: NewDevices, spare: model.Devices) -> Fit | None:
         """Return how new devices fit a GPU; None if they do not.
 
         ``spare`` are the idle devices that the node can lose; other devices that are destroyed
@@ -162,7 +162,7 @@ class FitSearch:
             fit = self._searches[key] = next(self._fits(state, new.devices, dict(spare)), None)
             return fit
 
-    def max_beside(self, states: Collection[GpuFacts], profile: model.Profile) -> list[int]:
+    def max_beside(self, states: Collection[GpuState], profile: model.Profile) -> list[int]:
         """Return how many devices of a profile fit beside the fixed instances of GPUs."""
         maxima = self._maxima.setdefault(profile, {})
         for state in states:
@@ -175,7 +175,7 @@ class FitSearch:
         return [maxima[state] for state in states]
 
     def sizes(
-        self, states: Iterable[GpuFacts], profiles: Collection[model.Profile]
+        self, states: Iterable[GpuState], profiles: Collection[model.Profile]
     ) -> dict[model.Profile, int]:
         """Return the fewest memory slices of each profile that one of these GPUs has."""
         specs = [
@@ -195,12 +195,12 @@ class FitSearch:
         capacity: placement.Capacity,
         fixed: tuple[placement.Placed, ...],
         idle: tuple[placement.Placed, ...],
-    ) -> GpuFacts:
+    ) -> GpuState:
         key = capacity, fixed, idle
         if key not in self._states:
             counts = collections.Counter(profile for profile, _ in idle)
             fill = sum(place.size for _, place in fixed)
-            self._states[key] = GpuFacts(*key, fill, model.in_order(counts))
+            self._states[key] = GpuState(*key, fill, model.in_order(counts))
         return self._states[key]
 
     def _capacity(self, profiles: tuple[model.GpuInstanceProfile, ...]) -> placement.Capacity:
@@ -211,7 +211,7 @@ class FitSearch:
         return self._last[1]
 
     def _fits(
-        self, state: GpuFacts, new: model.Devices, spare: Mapping[model.Profile, int]
+        self, state: GpuState, new: model.Devices, spare: Mapping[model.Profile, int]
     ) -> Iterator[Fit]:
         capacity, desired = state.capacity, collections.Counter(dict(new))
         had = collections.Counter(dict(state.idle_devices))

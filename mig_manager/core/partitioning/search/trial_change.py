@@ -20,7 +20,7 @@ class ChangeableGpus:
     """The GPUs of one node that a change can include."""
 
     def __init__(
-        self, search: fit_search.FitSearch, states: Mapping[int, fit_search.GpuFacts]
+        self, search: fit_search.FitSearch, states: Mapping[int, fit_search.GpuState]
     ) -> None:
         self.search = search
         self.states = dict(sorted(states.items()))  # by index
@@ -172,7 +172,7 @@ class TrialChange:
     ) -> list[tuple[tuple[int, int, int], int, fit_search.NewDevices, fit_search.Fit]]:
         """List the GPUs where a device fits: least loss first, then the fullest GPU."""
         ranked = []
-        tried: set[tuple[fit_search.GpuFacts, fit_search.NewDevices]] = set()
+        tried: set[tuple[fit_search.GpuState, fit_search.NewDevices]] = set()
         nothing, losable = self._search.nothing, self._losable()
         first = self._search.plus(nothing, item)
         for index in self._gpus.able(item):
