@@ -1,15 +1,14 @@
 """What uses a GPU keeps a plan from it before a pod is evicted, also after an agent's restart."""
 
-from collections.abc import Mapping
 from typing import Any
 
 import pytest
 
-from mig_manager.core import gpu_processes, steps
+from mig_manager.core import steps
 from mig_manager.core.node import policies, well_known
 from mig_manager.reasons import Reason
 from tests.pipeline import drifts
-from tests.pipeline.custom_requests import ON, custom_layout, document, request_custom
+from tests.pipeline.custom_requests import custom_layout, document, request_custom
 from tests.pipeline.gpu_processes import WHOLE, of_pods, outdated_node, process
 from tests.rigs.node import agents, driver_rules, ends, node_rig, nodes, strikes
 
@@ -132,8 +131,8 @@ def test_a_pod_is_not_evicted_for_the_device_of_its_predecessor(*, is_admitted: 
 
 def test_a_process_on_a_gpu_blocks_the_destruction_of_its_instances() -> None:
     rig = nodes.busy_node()
-    processes = asking({rig.gpus[0].uuid: (process(),)})
-    run_repeatedly_to(rig, "whole", Reason.IN_USE, "trainer (pid 7)", layouts=WHOLE, **processes)
+    rig.driver.processes = {rig.gpus[0].uuid: (process(),)}
+    run_repeatedly_to(rig, "whole", Reason.IN_USE, "trainer (pid 7)", layouts=WHOLE)
 
 
 def test_no_pod_is_evicted_while_an_unpaused_daemon_uses_a_device() -> None:
@@ -141,9 +140,9 @@ def test_no_pod_is_evicted_while_an_unpaused_daemon_uses_a_device() -> None:
     deployed = {f"{well_known.DEPLOY_LABEL_PREFIX}driver": "true"}
     rig.node.labels |= deployed
     uid = rig.pods.add("watcher", node_selector=deployed, owner_kind="DaemonSet")
-    processes = asking({rig.gpus[0].uuid: (process(f"pod {uid}"),)})
+    rig.driver.processes = {rig.gpus[0].uuid: (process(f"pod {uid}"),)}
     texts = ("trainer (pid 7, pod default/watcher)",)
-    run_repeatedly_to(rig, "whole", Reason.IN_USE, *texts, layouts=WHOLE, **processes)
+    run_repeatedly_to(rig, "whole", Reason.IN_USE, *texts, layouts=WHOLE)
 
 
 @pytest.mark.parametrize(
@@ -155,9 +154,8 @@ def test_a_process_on_a_gpu_does_not_block_further_instances(
     layout: str, text: str, *, is_running: bool
 ) -> None:
     rig = nodes.busy_node()
-    processes = asking({rig.gpus[0].uuid: (process(is_running=is_running),)})
-    agent = agents.new_agent(rig, layouts=text, **processes)
-    ends.run_to(rig, layout, Reason.APPLIED, by=agent)
+    rig.driver.processes = {rig.gpus[0].uuid: (process(is_running=is_running),)}
+    ends.run_to(rig, layout, Reason.APPLIED, layouts=text)
 
 
 @pytest.mark.parametrize("is_on_demand", [False, True])
@@ -174,10 +172,10 @@ def test_an_instance_of_a_process_stays_if_another_of_its_profile_is_free(
     (used,) = (
         gi for gi in before if gi.profile == kept.profile and gi.placement != kept.placement
     )
-    users = {rig.gpus[0].uuid: (process("unit train.service", used.instance_id),)}
-    agent = agents.new_agent(rig, limits=ON, processes=lambda: users)
+    user = process("unit train.service", used.instance_id)
+    rig.driver.processes = {rig.gpus[0].uuid: (user,)}
 
-    outcome = request_custom(rig, requested, by=agent)
+    outcome = request_custom(rig, requested)
 
     assert outcome.reason is Reason.APPLIED, outcome.message
     assert used in rig.gpus[0].gpu_instances
@@ -186,13 +184,9 @@ def test_an_instance_of_a_process_stays_if_another_of_its_profile_is_free(
 def test_a_process_of_a_pod_that_is_evicted_blocks_no_plan() -> None:
     rig = nodes.busy_node()
     affected = rig.pods.uid_of("affected")
-    processes = asking({rig.gpus[0].uuid: (process(f"pod {affected}"),)})
-    agent = agents.new_agent(rig, layouts=WHOLE, **processes)
-    ends.run_to(rig, "whole", Reason.APPLIED, by=agent)
-
-
-def asking(processes: Mapping[str, tuple[gpu_processes.GpuProcess, ...]]) -> dict[str, Any]:
-    return {"processes": lambda: processes}
+    rig.driver.processes = {rig.gpus[0].uuid: (process(f"pod {affected}"),)}
+    strikes.act_once(rig, lambda: affected not in rig.pods, rig.driver.processes.clear)
+    ends.run_to(rig, "whole", Reason.APPLIED, layouts=WHOLE)
 
 
 # -- devices that no GPU has ------------------------------------------------------------------
@@ -200,8 +194,9 @@ def asking(processes: Mapping[str, tuple[gpu_processes.GpuProcess, ...]]) -> dic
 
 def test_pods_whose_devices_no_gpu_has_are_evicted_with_the_others() -> None:
     rig = outdated_node()
-    agent = agents.new_agent(rig, **asking({rig.gpus[0].uuid: of_pods(rig, 0)}))
-    ends.run_to(rig, "all-balanced", Reason.APPLIED, by=agent)
+    rig.driver.processes = {rig.gpus[0].uuid: of_pods(rig, 0)}
+    strikes.act_once(rig, lambda: not of_pods(rig, 0), rig.driver.processes.clear)
+    ends.run_to(rig, "all-balanced", Reason.APPLIED)
     assert not any(name.startswith("gpu0") for name in rig.pods.names)
     assert "default/gpu0-0" in rig.node.event_messages[0]
     assert "no GPU has its device" in rig.node.event_messages[0]
@@ -209,21 +204,22 @@ def test_pods_whose_devices_no_gpu_has_are_evicted_with_the_others() -> None:
 
 def test_pods_with_missing_devices_are_not_evicted_without_a_request() -> None:
     rig = outdated_node()
-    processes = {rig.gpus[0].uuid: of_pods(rig, 0)}
+    rig.driver.processes = {rig.gpus[0].uuid: of_pods(rig, 0)}
     texts = ("default/gpu0-0", "no GPU has its device")
-    run_repeatedly_to(rig, "all-1g.5gb", Reason.DRIFTED, *texts, **asking(processes))
+    run_repeatedly_to(rig, "all-1g.5gb", Reason.DRIFTED, *texts)
 
 
 def test_no_pod_is_evicted_while_a_process_outside_pods_uses_a_device() -> None:
     rig = outdated_node()
-    processes = {rig.gpus[0].uuid: (*of_pods(rig, 0), process("unit train.service"))}
+    users = (*of_pods(rig, 0), process("unit train.service"))
+    rig.driver.processes = {rig.gpus[0].uuid: users}
     texts = ("trainer (pid 7, unit train.service)",)
-    run_repeatedly_to(rig, "all-balanced", Reason.IN_USE, *texts, **asking(processes))
+    run_repeatedly_to(rig, "all-balanced", Reason.IN_USE, *texts)
 
 
 def test_pods_with_devices_lost_in_a_reboot_do_not_block_the_layout() -> None:
     rig = outdated_node()
-    agent = agents.start(rig, "all-1g.5gb", **asking({rig.gpus[0].uuid: ()}))
+    agent = agents.start(rig, "all-1g.5gb")
     ends.run_to(rig, "all-1g.5gb", Reason.APPLIED, by=agent)
     assert "workloads.evict" not in rig.log
 
@@ -234,8 +230,9 @@ def test_running_pods_with_missing_devices_block_a_rollback(*, is_running: bool)
     strikes.kill_before(rig, steps.DestroyGpuInstance, "all-balanced", number=6)
     interrupted = rig.gpus
     uid = rig.pods.add("outdated", devices=frozenset({driver_rules.mig_uuid("outdated")}))
-    processes = {rig.gpus[0].uuid: (process(f"pod {uid}"),) if is_running else ()}
-    agents.start(rig, None, **asking(processes))
+    if is_running:
+        rig.driver.processes = {rig.gpus[0].uuid: (process(f"pod {uid}"),)}
+    agents.start(rig, None)
     if is_running:
         assert rig.gpus == interrupted
     else:
@@ -247,13 +244,13 @@ def test_a_pod_with_a_missing_claimed_device_is_not_evicted_unrequested() -> Non
     uid = rig.pods.add(
         "outdated", has_claims=True, claimed_ids=frozenset({driver_rules.mig_uuid("outdated")})
     )
-    processes = asking({rig.gpus[0].uuid: (process(f"pod {uid}"),)})
+    rig.driver.processes = {rig.gpus[0].uuid: (process(f"pod {uid}"),)}
+    strikes.act_once(rig, lambda: uid not in rig.pods, rig.driver.processes.clear)
     drifts.tamper(rig)
     layout = "all-balanced"
-    outcome = agents.run(rig, layout, by=agents.new_agent(rig, **processes), is_heal=True)
+    outcome = agents.run(rig, layout, is_heal=True)
     assert outcome.reason is Reason.DRIFTED
     assert "default/outdated" in outcome.message
     assert "workloads.evict" not in rig.log
-    agent = agents.new_agent(rig, **processes)
-    ends.run_to(rig, layout, Reason.APPLIED, by=agent)
+    ends.run_to(rig, layout, Reason.APPLIED)
     assert "outdated" not in rig.pods.names

@@ -57,9 +57,9 @@ TIMEOUTS = {
 
 def _dependencies(rig: node_rig.NodeRig, layouts: str = CONFIG) -> ports.Dependencies:
     """Return the dependencies of an agent on the node."""
-    machine = fake_host.FakeHost(rig)
+    machine, gpus = fake_host.FakeHost(rig), fake_host.FakeGpus(rig)
     return ports.Dependencies(
-        gpus=fake_host.FakeGpus(rig),
+        gpus=gpus,
         node=fake_cluster.FakeNode(rig),
         workloads=fake_cluster.FakeWorkloads(rig),
         allocations=fake_cluster.FakeAllocations(rig),
@@ -71,7 +71,7 @@ def _dependencies(rig: node_rig.NodeRig, layouts: str = CONFIG) -> ports.Depende
         ),
         lock=fakes.FakeLock(),
         pod_watch=fakes.FakePodWatch(),
-        processes=lambda: dict.fromkeys((gpu.uuid for gpu in rig.gpus), ()),
+        processes=gpus.processes,
         slots=fake_cluster.FakeSlots(rig) if rig.slots.are_limited else None,
         boot_id=rig.host.boot_id,
         reset=machine if rig.resets.are_available else None,

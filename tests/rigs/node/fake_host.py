@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from mig_manager import errors, reasons
-from mig_manager.core import model, ports, steps
+from mig_manager.core import gpu_processes, model, ports, steps
 from mig_manager.core.files import hook_files, service_files
 from tests.rigs.node import driver_rules, fake_cluster, gpu_values
 
@@ -25,6 +25,11 @@ class FakeGpus(fake_cluster.FakePort):
             for gpu in self._rig.gpus
         )
 
+    def processes(self) -> gpu_processes.Processes:
+        driver = self._rig.driver
+        listed = (gpu.uuid for gpu in self._rig.gpus if gpu.uuid not in driver.lost)
+        return {uuid: driver.processes.get(uuid, ()) for uuid in listed}
+
     def execute(self, plan: steps.Plan, observed: Sequence[model.Gpu] = ()) -> model.ObservedGpus:
         self._rig.record_call("gpus.execute")
         users = self._rig.driver.clients if plan.requires_idle else ""
@@ -34,6 +39,7 @@ class FakeGpus(fake_cluster.FakePort):
             raise errors.GpuInUseError(f"GPU 0 is in use by {users}")
         if plan.requires_idle:
             for gpu_plan in plan.gpus:
+                self._require_idle(gpu_plan)
                 self._require_fresh(gpu_plan)
         failed: list[Exception] = []
         for gpu_plan in plan.gpus:
@@ -44,6 +50,11 @@ class FakeGpus(fake_cluster.FakePort):
         if failed:
             raise failed[0]
         return gpu_values.of_plan(self._gpus_as_listed(), plan, self._rig.driver.lost)
+
+    def _require_idle(self, plan: steps.GpuPlan) -> None:
+        processes = self._rig.driver.processes.get(plan.gpu_uuid, ())
+        if users := gpu_processes.blocking(plan, processes):
+            raise errors.GpuInUseError(f"{plan} is in use by {', '.join(map(str, users))}")
 
     def _require_fresh(self, plan: steps.GpuPlan) -> None:
         (gpu,) = (gpu for gpu in self._rig.gpus if gpu.uuid == plan.gpu_uuid)

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 
 from mig_manager import errors
-from mig_manager.core import model, steps
+from mig_manager.core import gpu_processes, model, steps
 from mig_manager.core.fleet import slots
 from mig_manager.core.node import claims, pod_object
 
@@ -82,7 +82,11 @@ class Driver:
 
     lost: set[str] = dataclasses.field(default_factory=set)
     """UUIDs of GPUs that have fallen off the bus, or require a reset if they await one."""
-    clients: str = ""  # what uses the instances that a plan destroys; empty: no process does
+    processes: dict[str, tuple[gpu_processes.GpuProcess, ...]] = dataclasses.field(
+        default_factory=dict
+    )
+    """UUID of a GPU -> the processes that it lists there, which the executor sees too."""
+    clients: str = ""  # what uses the instances that a plan destroys, and is not listed
     mode_waits: bool = False  # whether a MIG mode change waits for a reset or a reboot
     hides_profiles: bool = False  # whether it lists profiles only while MIG is on, as R535 does
     step_error: Callable[[steps.Step], Exception | None] = lambda _step: None
