@@ -89,7 +89,7 @@ class UnknownCommandError(UsageError):
 
 
 class ConfigError(MigManagerError):
-    """A config document that breaks its format, or that cannot be read and has no location."""
+    """A layout file that breaks its format, or that cannot be read and has no location."""
 
     def __init__(
         self,
@@ -119,7 +119,7 @@ class CheckpointError(MigManagerError):
 class LayoutError(MigManagerError):
     """A well-formed layout that is unknown, matches no GPU, or cannot fit one.
 
-    As far as known, it has the location in the config document, the GPU that cannot have the
+    As far as known, it has the location in the layout file, the GPU that cannot have the
     layout, and the profile that the GPU lacks, such as ``1g.5gb``.
     """
 

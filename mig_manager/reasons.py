@@ -105,7 +105,7 @@ class _ReasonFacts(NamedTuple):
 
 _FACTS = {
     Reason.INVALID_CONFIG: _ReasonFacts(
-        "Correct the config document at the named line; the agent reads it again.",
+        "Correct the layout file at the named line; the agent reads it again.",
         at_shell="Correct the file at the named line, or name another file.",
     ),
     Reason.UNKNOWN_CONFIG: _ReasonFacts(

@@ -113,7 +113,7 @@ class AgentSettings(node_settings.NodeSettings, Limits):
         "the node to serve (required)", short="n", variable="NODE_NAME", default=""
     )
     config_file: pathlib.Path = options.path(
-        "config document", short="f", variable="CONFIG_FILE", default_text="the built-in one"
+        "layout file", short="f", variable="CONFIG_FILE", default_text="the built-in one"
     )
     kubeconfig: pathlib.Path | None = options.path(
         "credentials", variable="KUBECONFIG", default_text="the pod's ServiceAccount"
@@ -231,7 +231,7 @@ def gpu_access(source: options.Source) -> node_settings.GpuAccess:
 
 
 def agent_config_file(source: options.Source) -> pathlib.Path:
-    """Return the config document of the agent."""
+    """Return the layout file of the agent."""
     return source.field(AgentSettings, "config_file") or _default_config_file(source)
 
 
@@ -241,7 +241,7 @@ def _default_config_file(source: options.Source) -> pathlib.Path:
 
 
 def _find_config_file(source: options.Source) -> tuple[pathlib.Path, bool]:
-    """Return the agent's config document, and whether it is the default file."""
+    """Return the agent's layout file, and whether it is the default file."""
     generated = source.field(node_settings.LayoutSources, "generated_layouts")
     is_only = generated is node_settings.GeneratedLayouts.ONLY
     named = None if is_only else source.field(AgentSettings, "config_file")
@@ -251,7 +251,7 @@ def _find_config_file(source: options.Source) -> tuple[pathlib.Path, bool]:
 def layouts_of_pod(
     source: options.Source, *, is_lenient: bool
 ) -> tuple[str, node_settings.LayoutSources] | None:
-    """Return the config document of the agent with these variables, and how it is served.
+    """Return the layout file of the agent with these variables, and how it is served.
 
     None: neither the manifest nor NVIDIA's operator names a document.
     """

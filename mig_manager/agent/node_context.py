@@ -53,7 +53,7 @@ class NodeContext:
         return layout_store.VerifiedLayoutStore(self.deps.verified_layout_file, self.deps.boot_id)
 
     def layout_file(self) -> layout_documents.Document:
-        """Parse the config document; ConfigError if it cannot be read or is invalid."""
+        """Parse the layout file; ConfigError if it cannot be read or is invalid."""
         source, limits = self.deps.configs, self.limits
         try:
             return _parsed(source.read(), source=source.name, is_lenient=limits.is_lenient)

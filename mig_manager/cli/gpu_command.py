@@ -100,7 +100,7 @@ class GpuCommand(gpu_access.CommandAdapters):
         return ()
 
     def read(self, file: str | None) -> layout_documents.Document:
-        """Return a config document, by default the built-in one."""
+        """Return a layout file, by default the built-in one."""
         packaged = process.packaged_config()
         return self._terminal.layout_file(
             file or str(packaged),

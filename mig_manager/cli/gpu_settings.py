@@ -50,7 +50,7 @@ class GpuSettings(command_settings.AnswerSettings, node_settings.LocalSettings):
     )
     """Empty: the document's only one."""
     config_file: str | None = options.text(
-        "config document, '-' for standard input",
+        "layout file, '-' for standard input",
         short="f",
         metavar=options.FILE,
         variable="MIG_PARTED_CONFIG_FILE",

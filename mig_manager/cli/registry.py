@@ -26,10 +26,10 @@ _ROWS = (
     program.Command(
         "assert", "Check whether a layout is active, and report it as the exit status.", "check"
     ),
-    program.Command("export", "Write the GPUs' state as a config document.", "export"),
+    program.Command("export", "Write the GPUs' state as a layout file.", "export"),
     program.Command(
         "generate-config",
-        "Write a config document with the layouts that GPUs support.",
+        "Write a layout file with the layouts that GPUs support.",
         "generate_config",
     ),
     program.Command(
@@ -111,7 +111,7 @@ PROGRAM = program.CommandLine(
     about="""
     Partition NVIDIA GPUs with MIG: change only what differs, and explain every failure.
 
-    A layout is a named partitioning of a node's GPUs, such as all-1g.5gb. Config documents,
+    A layout is a named partitioning of a node's GPUs, such as all-1g.5gb. Layout files,
     commands and options are compatible with NVIDIA's mig-parted.
 
     $ mig-manager demo

@@ -60,7 +60,7 @@ class PluginSettings(command_settings.TerminalSettings):
         parse=selectors.validate_selector,
     )
     filename: str | None = options.text(
-        "config document, '-' for standard input", short="f", metavar=options.FILE
+        "layout file, '-' for standard input", short="f", metavar=options.FILE
     )
     config_map: tuple[str, str] | None = options.declare(command_settings.CONFIG_MAP)
     output_format: node_settings.OutputFormat = command_settings.output_format(

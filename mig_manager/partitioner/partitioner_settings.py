@@ -113,7 +113,7 @@ class PartitionerSettings:
         default=0.0,
     )
     config_file: pathlib.Path | None = options.path(
-        "config document with the base layout",
+        "layout file with the base layout",
         short="f",
         variable="CONFIG_FILE",
         default_text="the layouts generated from each node's GPUs",

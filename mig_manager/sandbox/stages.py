@@ -35,7 +35,7 @@ class Stage:
 
     Args:
         spec: The GPUs of a node, such as ``8xA100-SXM4-40GB``.
-        config_text: The config document of the agents.
+        config_text: The layout file of the agents.
         latency: Durations of the driver's calls.
         agent_options: Further options of the agents.
         own_options: Further options of single agents, by the node's name.

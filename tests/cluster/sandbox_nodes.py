@@ -36,7 +36,7 @@ class NodeShape:
 
     names: Sequence[str]
     spec: str = "8xA100-SXM4-40GB"
-    layouts: str  # the config document that the agents serve
+    layouts: str  # the layout file that the agents serve
     latency: states.Latency = states.REALISTIC
     options: sandbox_node.NodeOptions = dataclasses.field(
         default_factory=lambda: sandbox_node.NodeOptions(tick_s=0.25)

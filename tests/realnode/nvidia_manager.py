@@ -20,7 +20,7 @@ mig-configs:
   eight-slices:
   - {devices: all, mig-enabled: true, mig-devices: {1g.5gb: 8}}
 """
-"""Its config document."""
+"""Its layout file."""
 PROGRAMS = ("nvidia-mig-manager", "nvidia-mig-parted")
 _START = """
 import ctypes, os

@@ -14,7 +14,7 @@ MOUNT = "volumes/kubernetes.io~configmap/config/config.yaml"
 
 
 def document(*devices: dict[str, int]) -> str:
-    """Return a config document whose layout ``mine`` has these devices on each GPU."""
+    """Return a layout file whose layout ``mine`` has these devices on each GPU."""
     rules = [
         {"devices": [index], "mig-enabled": True, "mig-devices": each}
         for index, each in enumerate(devices)

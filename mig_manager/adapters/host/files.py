@@ -1,4 +1,4 @@
-"""Read and replace whole files: config documents, journal, verified layout, output.
+"""Read and replace whole files: layout files, journal, verified layout, output.
 
 Data that must survive a power loss is on the disk before anything relies on it.
 """
@@ -22,7 +22,7 @@ _READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 
 
 class ConfigFile:
-    """A config document in a file; implements ``ports.ConfigSource``."""
+    """A layout file; implements ``ports.ConfigSource``."""
 
     def __init__(self, path: str | pathlib.Path, *, max_bytes: int = MAX_BYTES) -> None:
         self._path = pathlib.Path(path)

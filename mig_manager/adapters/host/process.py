@@ -1,4 +1,4 @@
-"""The environment of this process, and the config document that comes with the program.
+"""The environment of this process, and the layout file that comes with the program.
 
 Linters ban the environment in every other module.
 """
@@ -16,7 +16,7 @@ def environ() -> Mapping[str, str]:
 
 
 def packaged_config() -> pathlib.Path:
-    """Return the config document that comes with the program.
+    """Return the layout file that comes with the program.
 
     A wheel carries it inside the package; a source checkout has it beside the package.
     """

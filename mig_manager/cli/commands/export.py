@@ -38,7 +38,7 @@ class Settings(
 
 
 def run(settings: Settings, terminal: console.Console) -> int:
-    """Write the GPUs' state as a config document."""
+    """Write the GPUs' state as a layout file."""
     from mig_manager.cli import gpu_command
     from mig_manager.core.layout import layout_documents, layouts
 

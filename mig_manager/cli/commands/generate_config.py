@@ -44,7 +44,7 @@ class Settings(
 
 
 def run(settings: Settings, terminal: console.Console) -> int:
-    """Write a config document with the layouts that GPUs support."""
+    """Write a layout file with the layouts that GPUs support."""
     from mig_manager.adapters.host import files
     from mig_manager.catalogue import hardware
     from mig_manager.cli import gpu_command

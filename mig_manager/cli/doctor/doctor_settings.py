@@ -43,7 +43,7 @@ class DoctorSettings(
         default_text="the pod's ServiceAccount; without credentials, the cluster is not checked",
     )
     config_file: pathlib.Path = options.path(
-        "config document to check", short="f", variable="CONFIG_FILE"
+        "layout file to check", short="f", variable="CONFIG_FILE"
     )
     pod_resources_socket: pathlib.Path = options.path(
         "kubelet's PodResources socket",

@@ -43,7 +43,7 @@ class RolloutSettings(command_settings.AnswerSettings, node_settings.DocumentSet
         minimum=0.1,
     )
     config_file: pathlib.Path | None = options.path(
-        "config document to plan with", short="f", default_text="from the ConfigMap"
+        "layout file to plan with", short="f", default_text="from the ConfigMap"
     )
     config_map: tuple[str, str] | None = options.declare(command_settings.CONFIG_MAP)
     kubeconfig: pathlib.Path = options.path(

@@ -33,7 +33,7 @@ def _namespace_and_name(text: str) -> tuple[str, ...]:
 
 CONFIG_MAP = options.Option(
     name="config-map",
-    help="ConfigMap with the config document",
+    help="ConfigMap with the layout file",
     metavar="NAMESPACE/NAME",
     default_text="mig-manager's, then the GPU operator's",
     parse=_namespace_and_name,

@@ -35,7 +35,7 @@ _NAME_LAYOUTS = "Name a file with 'mig-configs'."
 
 
 def parse(text: str, *, source: str, is_lenient: bool = False) -> layout_documents.Document:
-    """Parse a config document; an empty one has no layouts.
+    """Parse a layout file; an empty one has no layouts.
 
     If lenient, warn about input that mig-parted ignores.
 

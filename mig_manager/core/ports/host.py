@@ -8,7 +8,7 @@ from mig_manager.core.files import hook_files
 
 
 class ConfigSource(Protocol):
-    """The config document."""
+    """The layout file."""
 
     @property
     def name(self) -> str:

@@ -129,7 +129,7 @@ class GpuAccess:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DocumentSettings:
-    """How to read a config document."""
+    """How to read a layout file."""
 
     is_lenient: bool = options.switch(
         "warn instead of failing where nvidia-mig-parted says nothing: duplicate keys, filters "

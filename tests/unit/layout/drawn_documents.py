@@ -1,4 +1,4 @@
-"""Config documents drawn at random: any document, and texts that are nearly one."""
+"""Layout files drawn at random: any document, and texts that are nearly one."""
 
 import re
 

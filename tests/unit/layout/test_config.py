@@ -1,4 +1,4 @@
-"""The grammar of config documents: what is read, refused, or passed over as mig-parted does.
+"""The grammar of layout files: what is read, refused, or passed over as mig-parted does.
 
 Rows about mig-parted are those of its own tests (``api/spec/v1/spec_test.go``) and of trying its
 binary.

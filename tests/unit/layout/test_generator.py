@@ -1,4 +1,4 @@
-"""Config documents for given GPUs, by the acceptance tables of NVIDIA's builder."""
+"""Layout files for given GPUs, by the acceptance tables of NVIDIA's builder."""
 
 import dataclasses
 import itertools
