@@ -18,7 +18,6 @@ REFUSED = errors.HostError(
 def faulty_node(*indices: int) -> node_rig.NodeRig:
     """Return a busy node whose GPUs with these indices (0 if none is named) await a reset."""
     rig = nodes.busy_node()
-    rig.resets.are_available = True
     break_gpus(rig, *(indices or (0,)))
     return rig
 
@@ -26,7 +25,6 @@ def faulty_node(*indices: int) -> node_rig.NodeRig:
 def stuck_node() -> node_rig.NodeRig:
     """Return a busy node with a verified layout, whose GPU 0 now answers only to a reset."""
     rig = nodes.busy_node()
-    rig.resets.are_available = True
     agents.run(rig, "all-balanced", by=agent_of(rig))
     break_gpus(rig, 0)
     rig.driver.lost.add(rig.gpus[0].uuid)

@@ -321,7 +321,7 @@ def test_late_pod_leaves_only_while_the_driver_runs(
 
 def test_reboot_is_refused_while_a_pod_with_a_claim_remains() -> None:
     rig = without_pods(nodes.dra_node())
-    rig.driver.mode_waits = rig.host.may_reboot = True
+    nodes.must_reboot(rig)
     off = gpu_values.with_desired(rig.gpus[:1], model.DesiredGpu(mode=model.MigMode.DISABLED))
     claimed = sorted(rig.gpus[1].mig_uuids)
     rig.gpus = (*off, rig.gpus[1])
@@ -339,7 +339,7 @@ def test_reboot_is_refused_while_a_pod_with_a_claim_remains() -> None:
 
 def test_a_node_with_a_driver_and_no_claim_reboots() -> None:
     rig = without_pods(nodes.dra_node())
-    rig.driver.mode_waits = rig.host.may_reboot = True
+    nodes.must_reboot(rig)
 
     agents.run(rig, "all-disabled")
 

@@ -151,7 +151,7 @@ mig-configs:
 def node_before_reset(layout: str) -> node_rig.NodeRig:
     """Return a node with a layout whose GPU 0 must be reset for MIG, and a pod on GPU 1."""
     rig = nodes.node()
-    rig.resets.are_available = rig.driver.mode_waits = True
+    rig.driver.mode_waits = True
     assert agents.run(rig, layout, layouts=TWO_ROUNDS).reason is Reason.APPLIED
     rig.gpus = (*gpu_values.with_desired(rig.gpus[:1], NO_MIG), rig.gpus[1])
     rig.pods.add("spared", devices=frozenset({nodes.device(rig, 1, "2g.10gb")}))
@@ -297,7 +297,7 @@ def test_persistence_of_the_hosts_copy_counts_only_in_its_boot(
 ) -> None:
     rig = nodes.node(layout="all-balanced")
     uuid = rig.gpus[0].uuid
-    rig.resets.are_available, rig.resets.without_persistence = True, {uuid}
+    rig.resets.without_persistence = {uuid}
     on_node = journals.Journal(config="all-balanced", boot_id=rig.host.boot_id)
     rig.node.annotations[well_known.JOURNAL_ANNOTATION] = on_node.to_json()
     entries = journals.GpuEntries(persistent_gpus=(uuid,))

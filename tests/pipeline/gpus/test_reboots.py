@@ -93,8 +93,6 @@ def test_the_boot_unit_keeps_the_mode_that_a_reboot_activated(
 ) -> None:
     rig = nodes.rebooting_node()
     ends.run_to(rig, "all-disabled", Reason.ALREADY_APPLIED)
-    # ``--no-gpu-reset``
-    rig.resets.are_available = False
 
     act(rig)
 
@@ -118,7 +116,7 @@ def test_a_reboot_activates_no_mode_of_an_older_rollback_that_was_refused() -> N
     with strikes.on_steps(rig, refuse):
         assert agents.run(rig, "one", layouts=ONE_OR_BOTH).should_retry
     assert rig.gpus[0].current_mode is model.MigMode.ENABLED
-    rig.driver.mode_waits = rig.host.may_reboot = True
+    nodes.must_reboot(rig)
 
     go_down(rig, "both", by=agents.start(rig, "both", layouts=ONE_OR_BOTH))
     older = json.loads(rig.node.annotations[well_known.JOURNAL_ANNOTATION])["snapshot"]
@@ -311,7 +309,7 @@ def test_an_owners_layout_with_new_content_is_a_new_request_for_a_reboot() -> No
 def node_with_bystander() -> node_rig.NodeRig:
     """Return a node that must reboot for GPU 0, with a pod on GPU 1."""
     rig = nodes.node(layout="all-balanced")
-    rig.driver.mode_waits = rig.host.may_reboot = True
+    nodes.must_reboot(rig)
     off = gpu_values.with_desired(rig.gpus[:1], model.DesiredGpu(mode=model.MigMode.DISABLED))
     rig.gpus = (*off, rig.gpus[1])
     rig.pods.add("bystander", devices=frozenset({nodes.device(rig, 1, "3g.20gb")}))
@@ -421,7 +419,7 @@ def test_a_refused_or_missing_reboot_fails_the_run_and_restores_the_node(
 @pytest.mark.parametrize("label_managed", [True, False])
 def test_refused_reboot_refreshes_device_files_and_the_plugin(*, label_managed: bool) -> None:
     rig = nodes.node(layout="all-balanced", label_managed=label_managed)
-    rig.driver.mode_waits = rig.host.may_reboot = True
+    nodes.must_reboot(rig)
     rig.fail_always["reboot.request"] = POLKIT
     rig.host.refreshes = 0
     before = rig.gpus
@@ -439,7 +437,7 @@ def test_refused_reboot_refreshes_device_files_and_the_plugin(*, label_managed: 
 @pytest.mark.parametrize("replaced", [True, False])
 def test_a_request_superseded_before_the_reboot_restores_the_node(*, replaced: bool) -> None:
     rig = nodes.hosted_node()
-    rig.driver.mode_waits = rig.host.may_reboot = True
+    nodes.must_reboot(rig)
     rig.disruptions.refusals["spared"] = "budget 'pdb-a' allows no disruption"
 
     ends.supersede(
@@ -461,7 +459,7 @@ def test_no_pod_is_evicted_to_reboot_for_an_already_active_layout() -> None:
     rig.gpus = (changed, second)
     rig.advance()
     rig.pods.add("elsewhere", devices=frozenset({nodes.device(rig, 1, "3g.20gb")}))
-    rig.driver.mode_waits = rig.host.may_reboot = True
+    nodes.must_reboot(rig)
     agent = agents.start(rig, "all-balanced")
 
     ends.run_to(rig, "all-balanced", Reason.REBOOT_REQUIRED, "elsewhere", by=agent)

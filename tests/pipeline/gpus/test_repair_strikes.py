@@ -58,7 +58,6 @@ def test_a_repair_changes_no_gpu_whose_pods_it_has_not_drained(
     change: Callable[[node_rig.NodeRig, fakes.FakeConfig], None], *, restarts: bool
 ) -> None:
     rig = nodes.node()
-    rig.resets.are_available = True
     configs = fakes.FakeConfig(HALF.format("1g.5gb: 2, 2g.10gb: 2"))
     agent = repairs.agent_of(rig, configs=configs)
     outcome = agents.run(rig, "half", by=agent)
@@ -192,7 +191,6 @@ def test_a_resumed_repair_has_failed_only_if_a_pod_was_evicted(pods_at_kill: set
 
 def test_a_repair_evicts_whatever_the_origin_of_the_layout() -> None:
     rig = custom_requests.idle_node()
-    rig.resets.are_available = True
     agent = repairs.agent_of(rig, limits=repairs.RESET | custom_requests.ON)
     on_demand = custom_requests.custom_layout(custom_requests.BALANCED, is_on_demand=True)
     outcome = custom_requests.request_custom(rig, on_demand, by=agent)

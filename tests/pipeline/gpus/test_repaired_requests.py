@@ -35,7 +35,6 @@ def test_a_layout_waits_for_the_repair_of_its_gpu_before_an_eviction() -> None:
 
 def test_a_fault_during_a_change_is_repaired_before_the_next_attempt() -> None:
     rig = nodes.busy_node()
-    rig.resets.are_available = True
     before = gpu_values.geometry(rig.gpus)
 
     def fail(step: steps.Step) -> Exception | None:

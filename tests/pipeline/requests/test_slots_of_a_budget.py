@@ -262,7 +262,7 @@ def test_a_request_that_is_withdrawn_while_it_waits_for_a_slot_fails(
 
 
 def test_a_machine_that_reboots_for_us_keeps_its_slot(rig: node_rig.NodeRig) -> None:
-    rig.driver.mode_waits = rig.host.may_reboot = True
+    nodes.must_reboot(rig)
 
     ends.supersede(rig, "all-disabled", ends_when=lambda: rig.host.reboots > 0)
 

@@ -30,7 +30,7 @@ def finish_modes(rig: node_rig.NodeRig) -> None:
 
 
 def waiting_mode(rig: node_rig.NodeRig) -> Callable[[], None]:
-    rig.driver.mode_waits = True
+    rig.driver.mode_waits, rig.resets.are_available = True, False
     return lambda: finish_modes(rig)
 
 

@@ -45,6 +45,7 @@ def test_the_layout_for_the_next_boot_is_saved_only_under_the_lock() -> None:
     saves = strikes.note(
         rig, lambda: other.is_locked, when=lambda: rig.log[-1] == "verified_layout_file.save"
     )
+    rig.resets.are_available = False
     agent = agents.new_agent(rig, lock=other)
 
     ends.run_to(rig, "all-disabled", Reason.ALREADY_APPLIED, by=agent)

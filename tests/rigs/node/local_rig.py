@@ -64,7 +64,6 @@ class LocalNode(node_rig.NodeRig):
         self.on_step: Callable[[steps.Step], object] = lambda _step: None
         self._kills_before: Callable[[steps.Step], bool] = lambda _step: False
         self.driver.step_error = self._take
-        self.resets.are_available = True
         if start != "off":
             self.set_up(start)
 

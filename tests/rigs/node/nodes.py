@@ -212,12 +212,18 @@ def limited_node() -> node_rig.NodeRig:
 def rebooting_node() -> node_rig.NodeRig:
     """A MIG mode change takes effect only after a reboot, which the agent may request."""
     rig = node()
-    rig.driver.mode_waits = rig.host.may_reboot = True
+    must_reboot(rig)
     return rig
+
+
+def must_reboot(rig: node_rig.NodeRig) -> None:
+    """Have MIG mode changes wait for a reboot, which the agent may request; it resets no GPU."""
+    rig.driver.mode_waits = rig.host.may_reboot = True
+    rig.resets.are_available = False
 
 
 def resetting_node() -> node_rig.NodeRig:
     """A MIG mode change takes effect only after a reset."""
     rig = node()
-    rig.driver.mode_waits = rig.resets.are_available = True
+    rig.driver.mode_waits = True
     return rig

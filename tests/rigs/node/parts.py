@@ -97,7 +97,7 @@ class Driver:
 class Resets:
     """How the host resets GPUs."""
 
-    are_available: bool = False
+    are_available: bool = True  # False: the agent has ``--no-gpu-reset``
     action_after: model.RecoveryAction = model.RecoveryAction.NONE
     """The recovery action of a GPU after its repair."""
     need_persistence_off: bool = False
