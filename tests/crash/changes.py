@@ -125,6 +125,9 @@ ACTIVE = dataclasses.replace(
     phases=frozenset({"Done"}),
 )
 CORDONED = dataclasses.replace(ONE_SLICE, name="one slice on a cordoned node", is_cordoned=True)
+SLOTTED = dataclasses.replace(
+    ONE_SLICE, name="one slice within a budget", options=(("max_concurrent_nodes", "1"),)
+)
 HOOKED = dataclasses.replace(
     FIRST, name="first layout with hooks", has_hooks=True, phases=UNDISTURBED | {"Resolve"}
 )
@@ -137,6 +140,7 @@ ALL = (
     DRAIN_TIMEOUT,
     ACTIVE,
     CORDONED,
+    SLOTTED,
     HOOKED,
 )
 """Without the first layout on A100: with hooks it has the same moments and more."""

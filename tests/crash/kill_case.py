@@ -191,9 +191,11 @@ def _problems(rig: stage.CrashStage, downtime: Downtime) -> Iterable[str]:
 
 def _not_restored(rig: stage.CrashStage, *, is_stopped: bool = False) -> list[str]:
     hooks = ["the exit hooks have not run"] if rig.awaits_exit_hooks() else []
-    return hooks + rig.unrestored_on_node(
+    slots = [f"the slot {name} is not released" for name in rig.slots_in_use()]
+    on_node = rig.unrestored_on_node(
         is_stopped=is_stopped, is_cordoned=rig.change.is_cordoned, deployed=rig.deploy_labels
     )
+    return [*hooks, *slots, *on_node]
 
 
 def _allowed_ends(change: changes.Change, downtime: Downtime) -> Ends:

@@ -152,6 +152,14 @@ class CrashStage(agent_stage.AgentStage):
         """Return the phase that the node says it is in; before its first run it says none."""
         return str(self.status().get("phase") or "none")
 
+    def slots_in_use(self) -> list[str]:
+        """Return the names of the Leases that nodes hold."""
+        return [
+            objects.name(lease)
+            for lease in self.api.get("/apis/coordination.k8s.io/v1/leases")["items"]
+            if lease["spec"].get("holderIdentity")
+        ]
+
     def awaits_exit_hooks(self) -> bool:
         """Return whether start hooks ran and no exit hook after them."""
         log = self.machine.state_file.with_name("hooked")
