@@ -287,7 +287,8 @@ class KubeApi:
             headers["Content-Type"] = f"application/{request.content}"
         try:
             # This runs the client's refresh, which reads token files and may run a plugin.
-            auth = self._configuration.auth_settings().get("BearerToken")
+            with credentials.logged_if_slow():
+                auth = self._configuration.auth_settings().get("BearerToken")
         except Exception as error:
             # A bad file causes any error, such as OverflowError by a time in year 1.
             detail = f"the credentials cannot be read: {error}"

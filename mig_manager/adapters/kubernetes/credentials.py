@@ -3,19 +3,28 @@
 import contextlib
 import logging
 import os
+import threading
 from collections.abc import Iterator
 from typing import NoReturn
 
 import kubernetes.client.configuration
 import kubernetes.config.config_exception
 import kubernetes.config.incluster_config
+import structlog
 
 from mig_manager import errors
 from mig_manager.adapters.kubernetes import kube_config
 
+_SLOW_S = 10.0
+
+_log = structlog.get_logger()
+
 
 def load(
-    configuration: kubernetes.client.configuration.Configuration, kubeconfig: str | None
+    configuration: kubernetes.client.configuration.Configuration,
+    kubeconfig: str | None,
+    *,
+    slow_s: float = _SLOW_S,
 ) -> None:
     """Load them into a configuration, from a kubeconfig or our pod's service account.
 
@@ -26,7 +35,7 @@ def load(
         if kubeconfig is None:
             kubernetes.config.incluster_config.load_incluster_config(configuration)  # type: ignore[no-untyped-call]
         else:
-            with _failed_programs_raised():
+            with _failed_programs_raised(), logged_if_slow(slow_s):
                 kube_config().load_kube_config(
                     kubeconfig, client_configuration=configuration, persist_config=False
                 )
@@ -56,6 +65,22 @@ def _text(error: Exception) -> str:
             return text
         case _:
             return " ".join(str(error).split()).rstrip(".")
+
+
+@contextlib.contextmanager
+def logged_if_slow(slow_s: float = _SLOW_S) -> Iterator[None]:
+    """Log an error if loading credentials takes longer than so many seconds.
+
+    The loader waits without a limit for a kubeconfig's program, as kubectl does: a person may
+    have to log in.
+    """
+    timer = threading.Timer(slow_s, lambda: _log.error("credentials_awaited", after_s=slow_s))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 @contextlib.contextmanager

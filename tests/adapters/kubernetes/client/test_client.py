@@ -10,9 +10,10 @@ import time
 from typing import Any
 
 import pytest
+import structlog.testing
 
 from mig_manager import errors, reasons
-from mig_manager.adapters.kubernetes import api
+from mig_manager.adapters.kubernetes import api, credentials
 from tests.adapters.kubernetes import kube_rig
 from tests.adapters.kubernetes.kube_rig import KubeServer, answer, failure, refuse
 from tests.rigs import programs
@@ -317,6 +318,21 @@ def test_a_program_for_credentials_that_fails_leads_to_one_message(
         "remedy",
     ]
     assert logging.getLogger().filters == []
+
+
+def test_a_slow_program_for_credentials_is_logged(tmp_path: pathlib.Path) -> None:
+    user = by_plugin(token="late")  # noqa: S106
+    program = user["exec"]
+    program["args"] = ["-c", 'sleep 0.5; echo "$0"', *program["args"]]
+    program["command"] = "/bin/sh"
+    path = kube_rig.kubeconfig(tmp_path / "config", {"server": "http://127.0.0.1:9"}, user)
+    configuration = api.Configuration()
+
+    with structlog.testing.capture_logs() as logs:
+        credentials.load(configuration, path, slow_s=0.1)
+
+    assert [each["event"] for each in logs] == ["credentials_awaited"]
+    assert configuration.api_key["BearerToken"] == "Bearer late"
 
 
 def test_the_environments_proxy_is_used_but_for_hosts_in_no_proxy(
