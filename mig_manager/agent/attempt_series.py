@@ -151,7 +151,7 @@ class AttemptSeries:
             self.lacks_outcome = end.by in _FOLLOWED
             raise
         except errors.ClusterError:
-            self.journal = attempt.recorder.journal
+            self.journal = attempt.journal
             raise
         except errors.LockedError:
             self._release_slot(attempt)
@@ -162,17 +162,17 @@ class AttemptSeries:
         finally:
             self._context.deps.standby.dismiss()
             self._context.deps.pod_watch.dismiss()
-            self._record = attempt.recorder.record
+            self._record = attempt.record
             if attempt.status.observed_gpus is not None:
                 self._on_gpus(attempt.status.observed_gpus)
 
     def _keep_journal(self, attempt: attempts.Attempt) -> None:
-        self.journal = attempt.recorder.journal
+        self.journal = attempt.journal
         self._release_slot(attempt)
 
     def _release_slot(self, attempt: attempts.Attempt) -> None:
         slots = self._context.deps.slots
-        if slots is not None and not attempt.recorder.journal.node.blocks_workloads:
+        if slots is not None and not attempt.journal.node.blocks_workloads:
             slots.release()
 
     def undo(self) -> None:

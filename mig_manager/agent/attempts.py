@@ -10,7 +10,7 @@ from mig_manager.agent import layout_request, node_context, outcomes, run_record
 from mig_manager.change import change_recorder, hook_points, plan_executor, transaction
 from mig_manager.core import messages, ports, timing
 from mig_manager.core.node import pod_object
-from mig_manager.core.records import node_entries, run_status
+from mig_manager.core.records import journals, node_entries, requests, run_status
 
 _Problem = TypeVar("_Problem")
 
@@ -35,6 +35,16 @@ class Attempt(node_context.NodeContext):
         return self.recorder.status
 
     @property
+    def journal(self) -> journals.Journal:
+        """The journal's entries now; the recorder changes them."""
+        return self.recorder.journal
+
+    @property
+    def record(self) -> requests.RequestRecord:
+        """The record of the request now; the recorder changes it."""
+        return self.recorder.record
+
+    @property
     def is_first(self) -> bool:
         """Whether no attempt at the same request came before."""
         return self.request.attempt == 1
@@ -42,13 +52,13 @@ class Attempt(node_context.NodeContext):
     @property
     def only_restores(self) -> bool:
         """Whether the layout was verified since it was requested: no pod is evicted for it."""
-        is_verified = self.request.is_heal or self.recorder.record.verified is not None
+        is_verified = self.request.is_heal or self.record.verified is not None
         return is_verified and not self.request.repairs
 
     @property
     def never_evicts(self) -> bool:
         """Whether no attempt at this request evicts a pod."""
-        return self.request.never_evicts(self.recorder.record)
+        return self.request.never_evicts(self.record)
 
     @property
     def plugin_config(self) -> str | None:
@@ -67,7 +77,7 @@ class Attempt(node_context.NodeContext):
         message = messages.join(*parts)
         is_about_gpu = reason is reasons.Reason.GPU_UNREACHABLE
         lost = () if is_about_gpu else self.status.gpus.unreachable
-        remaining = self.recorder.journal.remaining(node_entries.RunEnd.RESTORED)
+        remaining = self.journal.remaining(node_entries.RunEnd.RESTORED)
         is_undone = not remaining.needs_undo
         is_final = is_final and is_undone
         return outcomes.failure(

@@ -58,7 +58,7 @@ def act(
         observation,
         outcome,
         memory=before,
-        applied=attempt.recorder.record.applied_fingerprints,
+        applied=attempt.record.applied_fingerprints,
         view=view,
         is_stale=lambda: bool(
             schedulability.find_stale(attempt, attempt.deps.workloads.present(), gpus)
@@ -176,7 +176,7 @@ def _remove_phantoms(
     if refused is not None and not memory.has_phantoms:
         failed = attempt.failure(refused.reason, refused.message)
         # If the layout is active, no run is needed, and the next drift check retries.
-        remaining = attempt.recorder.journal.remaining(node_entries.RunEnd.RESTORED)
+        remaining = attempt.journal.remaining(node_entries.RunEnd.RESTORED)
         attempt.recorder.finish(dataclasses.replace(failed, should_retry=remaining.needs_undo))
     elif refused is None and memory.has_phantoms:
         _finish_active_again(attempt)

@@ -58,7 +58,7 @@ def observe(attempt: attempts.Attempt) -> Observation:
     except errors.MigManagerError as error:
         _log.info("drift_check_failed", reason=error.reason.value, error=error.message)
         gpus = attempt.status.gpus
-        record = attempt.recorder.record
+        record = attempt.record
         verified, applied = record.verified, record.verified_fingerprints
         is_file_unusable = verified is not None and resolving.is_about_file(attempt, error)
         if verified:
@@ -79,5 +79,5 @@ def observe(attempt: attempts.Attempt) -> Observation:
     return Observation(
         gpus=gpus,
         plan=plan,
-        missing=attempt.recorder.record.absent_gpus(gpus, attempt.deps.boot_id),
+        missing=attempt.record.absent_gpus(gpus, attempt.deps.boot_id),
     )

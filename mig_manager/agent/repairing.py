@@ -103,12 +103,12 @@ def follow_up(
         the repairs.
     """
     why = DRIFTED if outcome.reason is reasons.Reason.DRIFTED else ""
-    decision = decide(attempt, attempt.recorder.record, attempt.status.gpus, why)
+    decision = decide(attempt, attempt.record, attempt.status.gpus, why)
     if outcome.state is model.State.SUCCESS:
         if not attempt.limits.drift_check_interval_s:
             # A check would begin it.
             decision = dataclasses.replace(decision, gpus=())
-        return _with_problems(outcome, attempt.recorder.record), decision
+        return _with_problems(outcome, attempt.record), decision
     if not decision.gpus:
         if outcome.reason is reasons.Reason.GPU_NEEDS_RESET and decision.why_not:
             later = f"{decision.why_not} The agent resets it once nothing prevents that."
@@ -174,7 +174,7 @@ def _decide(
 
 def begin_repairs(attempt: attempts.Attempt, decision: Decision) -> None:
     """Record that a repair has begun, for the next run, and report it."""
-    record = attempt.recorder.record
+    record = attempt.record
     uuids = decision.uuids
     names = messages.list_names([*map(str, decision.gpus)])
     repairs = gpu_repair.begin(record.repairs, uuids, attempt.deps.clock.unix_s())
@@ -188,7 +188,7 @@ def begin_repairs(attempt: attempts.Attempt, decision: Decision) -> None:
 def _postpone(attempt: attempts.Attempt, why: str) -> None:
     """End the repairs under way uncounted: a drift check may begin others."""
     _log.info("gpu_repair_postponed", reason=why)
-    record = attempt.recorder.record
+    record = attempt.record
     repairs = gpu_repair.postpone(record.repairs, attempt.deps.clock.unix_s())
     attempt.recorder.set_record(dataclasses.replace(record, repairs=repairs))
 
@@ -199,8 +199,8 @@ def _end(attempt: attempts.Attempt, outcome: outcomes.Outcome) -> None:
     A repair that an obstacle prevented before it evicted a pod is neither counted nor reported:
     the next drift check decides again.
     """
-    record = attempt.recorder.record
-    if outcome.reason in _OBSTACLES and not attempt.recorder.journal.has_evicted:
+    record = attempt.record
+    if outcome.reason in _OBSTACLES and not attempt.journal.has_evicted:
         _postpone(attempt, outcome.reason.value)
         return
     after = {gpu.uuid: gpu for gpu in outcome.verified_gpus}
@@ -252,7 +252,7 @@ def _why_forbidden(attempt: attempts.Attempt) -> str:
     if not attempt.may_repair:
         return "the agent may not reset GPUs"
     try:
-        if attempt.recorder.journal.has_evicted or attempt.recorder.journal.gpus.snapshot:
+        if attempt.journal.has_evicted or attempt.journal.gpus.snapshot:
             # It may have evicted the pods that show which taints belong to the node.
             return gpu_repair.why_cordoned(attempt.deps.node.latest())
         return _left_to_others(attempt)

@@ -94,7 +94,7 @@ def _save_for_boot(attempt: attempts.Attempt, outcome: outcomes.Outcome) -> None
     if outcome.state is model.State.SUCCESS:
         status = attempt.status
         gpus = outcome.verified_gpus
-        covered = {gpu.uuid for gpu in gpus} - attempt.recorder.record.gpus_outside(gpus)
+        covered = {gpu.uuid for gpu in gpus} - attempt.record.gpus_outside(gpus)
         try:
             attempt.verified_layout.save(
                 gpus, config=status.config, config_hash=status.config_hash, covered=covered
@@ -119,10 +119,10 @@ def _steps(attempt: attempts.Attempt) -> outcomes.Outcome:
     rolling_back.restore_persistence(attempt, gpus)
     inputs = planning.prepare_inputs(attempt, target, gpus)
     if inputs.plan.is_empty:
-        snapshots = target.unrestored_snapshots(gpus, attempt.recorder.journal.gpus.snapshot)
+        snapshots = target.unrestored_snapshots(gpus, attempt.journal.gpus.snapshot)
         return verification.verify_unchanged(attempt, gpus, snapshots)
     is_new = attempt.is_first and not (attempt.only_restores or attempt.request.repairs)
-    if is_new and attempt.recorder.journal.is_empty:
+    if is_new and attempt.journal.is_empty:
         # Asking kubelet may take long, and the label's author should see a reaction.
         attempt.recorder.enter(model.Phase.RESOLVE, "checking which pods use the GPUs")
     change = preparing.require_possible(attempt, inputs)

@@ -137,7 +137,7 @@ def _publish(attempt: attempts.Attempt, change: planning.PlannedChange) -> None:
 
     def decide(view: node_object.NodeView) -> run_recorder.PhaseStart:
         # An interrupted run has removed the label, and its journal names the layout.
-        before = attempt.recorder.journal
+        before = attempt.journal
         applied_before = view.labels.get(well_known.APPLIED_LABEL) or before.applied_before
         node = dataclasses.replace(before.node, has_hold_taint=True)
         return run_recorder.PhaseStart(

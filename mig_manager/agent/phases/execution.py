@@ -68,7 +68,7 @@ def execute(
 
 def _take_over_snapshot(attempt: attempts.Attempt, gpus: model.ObservedGpus) -> model.Snapshots:
     """Take over an interrupted change's snapshot; if pods use it, of unreachable GPUs only."""
-    before = attempt.recorder.journal.gpus.snapshot
+    before = attempt.journal.gpus.snapshot
     if not before or rolling_back.can_roll_back(attempt, gpus, before):
         return before
     # Without these GPUs, the previous layout cannot be restored completely.

@@ -49,9 +49,9 @@ def record_costs(attempt: attempts.Attempt, error: errors.MigManagerError) -> No
     Otherwise a hook, service or driver that always fails would cost pods in every attempt.
     """
     is_drain = isinstance(error, errors.DrainError) or (
-        attempt.recorder.journal.is_draining and _is_of_api(error)
+        attempt.journal.is_draining and _is_of_api(error)
     )
-    is_costly = attempt.recorder.journal.has_evicted and not attempt.request.repairs
+    is_costly = attempt.journal.has_evicted and not attempt.request.repairs
     if is_costly and not (is_drain or error.reason is reasons.Reason.API_UNAVAILABLE):
         failed = requests.FailedChanges(
             config_hash=attempt.status.config_hash,
@@ -59,7 +59,7 @@ def record_costs(attempt: attempts.Attempt, error: errors.MigManagerError) -> No
             reason=error.reason,
             problem=messages.fit(error.message, requests.MAX_PROBLEM),
         )
-        attempt.recorder.set_record(attempt.recorder.record.with_failed_change(failed))
+        attempt.recorder.set_record(attempt.record.with_failed_change(failed))
 
 
 def _is_of_api(error: errors.MigManagerError) -> bool:
@@ -96,7 +96,7 @@ def undo_interrupted(attempt: attempts.Attempt) -> None:
     name = attempt.request.config or "a layout"
     with attempt.hold_lock(f"undoing an interrupted change to {name}"):
         attempt.recorder.take_over()
-        before = attempt.recorder.journal
+        before = attempt.journal
         result = undo(attempt)
         if before.gpus.has_stale_files:
             try:
@@ -104,7 +104,7 @@ def undo_interrupted(attempt: attempts.Attempt) -> None:
             except errors.HostError as error:
                 result = messages.join(result, error.message)
     attempt.recorder.abandon()
-    remaining = attempt.recorder.journal
+    remaining = attempt.journal
     if remaining.without_creations == before.without_creations:
         _log.warning("rollback_pending", config=attempt.request.config, why=result)
         return

@@ -48,7 +48,7 @@ def stop_services(attempt: attempts.Attempt, names: Sequence[str], plan: steps.P
         ClusterError: The API refused or does not answer; no service was stopped.
         HostError: HOST_SERVICE_FAILED: a service did not stop.
     """
-    before = attempt.recorder.journal.host
+    before = attempt.journal.host
     running = running_services(attempt, names, plan)
     if attempt.deps.services is None or not running:
         return
@@ -77,7 +77,7 @@ def start_services(attempt: attempts.Attempt) -> None:
         HostError: HOST_SERVICE_FAILED: some services did not start.
     """
     failures: list[str] = []
-    for name in service_files.start_order(attempt.recorder.journal.host.stopped_services):
+    for name in service_files.start_order(attempt.journal.host.stopped_services):
         attempt.deps.telemetry.still_working()
         try:
             _start(attempt, name)
@@ -85,7 +85,7 @@ def start_services(attempt: attempts.Attempt) -> None:
             _log.warning("host_service_not_started", service=name, error=error.message)
             failures.append(error.message)
             continue
-        before = attempt.recorder.journal.host
+        before = attempt.journal.host
         stopped = tuple(one for one in before.stopped_services if one != name)
         attempt.recorder.set_journal(host=dataclasses.replace(before, stopped_services=stopped))
     if failures:
@@ -126,7 +126,7 @@ def start_hooks(attempt: attempts.Attempt, plan: steps.Plan) -> None:
     attempt.hooks.require(plan)
     if not attempt.hooks.has_hooks:
         return
-    with_exit = dataclasses.replace(attempt.recorder.journal.host, owes_exit_hook=True)
+    with_exit = dataclasses.replace(attempt.journal.host, owes_exit_hook=True)
     attempt.recorder.enter(model.Phase.RESOLVE, "running the apply-start hooks", host=with_exit)
     attempt.hooks.start(attempt.cancel.check)
 
@@ -138,7 +138,7 @@ def exit_hooks(attempt: attempts.Attempt) -> None:
         ConfigError: The hooks file is unreadable or invalid.
         HostError: HOOK_FAILED.
     """
-    before = attempt.recorder.journal.host
+    before = attempt.journal.host
     if not before.owes_exit_hook or attempt.hooks.has_passed_exit:
         return
     if attempt.deps.hooks is None:

@@ -21,10 +21,10 @@ def may_help(attempt: attempts.Attempt, error: errors.MigManagerError) -> bool:
     """
     was_rebooted = attempt.status.is_rebooted
     # The journal is newer than the status.
-    before = attempt.recorder.journal.node.rebooted_from
+    before = attempt.journal.node.rebooted_from
     if before:
         was_rebooted = before != attempt.deps.boot_id
-    elif attempt.recorder.record.rebooted_from == attempt.deps.boot_id:
+    elif attempt.record.rebooted_from == attempt.deps.boot_id:
         # A reboot was requested, but the machine is still up.
         was_rebooted = False
     drains = attempt.limits.policy.drain is not policies.DrainPolicy.NONE
@@ -67,7 +67,7 @@ def reboot(
             model.Phase.REBOOT,
             f"rebooting: {why}",
             is_draining=False,
-            node=dataclasses.replace(attempt.recorder.journal.node, rebooted_from=boot_id),
+            node=dataclasses.replace(attempt.journal.node, rebooted_from=boot_id),
         )
         attempt.deps.node.emit(reason="Rebooting", message=f"{name}: {why}", is_warning=True)
         keep_pending_modes(attempt, resolving.observe_at_end(attempt))
@@ -80,7 +80,7 @@ def reboot(
         refusal = refused.message
         # The node does not stay tainted, so a retry would evict the successors of evicted pods.
         is_drain = isinstance(refused, errors.DrainError)
-        may_pass = is_drain and not attempt.recorder.journal.is_draining
+        may_pass = is_drain and not attempt.journal.is_draining
         if may_pass or isinstance(refused, errors.ClusterError):
             reason = refused.reason
     return errors.MigManagerError(f"{why}; no reboot: {refusal}", reason=reason)

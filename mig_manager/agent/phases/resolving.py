@@ -33,9 +33,7 @@ def _resolve_repair(attempt: attempts.Attempt) -> targets.RepairTarget:
         raise errors.KubeletError(
             f"the pods of {messages.list_names([*map(str, lost)])} are not known: {unknown}"
         )
-    snapshots = {
-        gpu.uuid: gpu for gpu in attempt.recorder.journal.gpus.snapshot if gpu.uuid in uuids
-    }
+    snapshots = {gpu.uuid: gpu for gpu in attempt.journal.gpus.snapshot if gpu.uuid in uuids}
     now = (gpu.snapshot for gpu in gpus if gpu.uuid in uuids - snapshots.keys())
     return targets.RepairTarget(before=(*snapshots.values(), *now), observed=gpus)
 
@@ -50,11 +48,9 @@ def _resolve_layout(attempt: attempts.Attempt) -> targets.LayoutTarget:
     else:
         target = _resolve_named(attempt)
     layout = target.layout
-    rebooted = attempt.recorder.record.rebooted_hash
+    rebooted = attempt.record.rebooted_hash
     is_same = not target.is_from_owner or rebooted in ("", layout.content_hash)
-    was_rebooted = bool(attempt.recorder.journal.node.rebooted_from) or (
-        rebooted is not None and is_same
-    )
+    was_rebooted = bool(attempt.journal.node.rebooted_from) or (rebooted is not None and is_same)
     attempt.recorder.set_status(
         config_hash=layout.content_hash,
         is_from_owner=target.is_from_owner,
@@ -80,7 +76,7 @@ def _resolve_named(attempt: attempts.Attempt) -> targets.LayoutTarget:
             name, attempt.layout_file, attempt.limits, observe_and_record
         )
         is_from_owner = not (layout.is_generated or attempt.limits.has_default_layouts)
-        verified = attempt.recorder.record.verified
+        verified = attempt.record.verified
         is_other = verified is not None and verified.config_hash != layout.content_hash
         if verified and verified.is_from_owner and is_other and not is_from_owner:
             raise errors.LayoutError(
@@ -100,7 +96,7 @@ def record_content(
     attempt: attempts.Attempt, target: targets.LayoutTarget, gpus: model.ObservedGpus
 ) -> None:
     """Record the layout's content, which may end the verification of an earlier one."""
-    record = attempt.recorder.record.with_content(
+    record = attempt.record.with_content(
         target.layout.content_hash,
         selection.goal_hashes(target.layout, gpus),
         is_from_owner=target.is_from_owner,
@@ -121,11 +117,11 @@ def keep_verified(attempt: attempts.Attempt, error: errors.MigManagerError) -> m
     Raises:
         MigManagerError: ``error``, unless it is about the file and the layout is active.
     """
-    record = attempt.recorder.record
+    record = attempt.record
     verified, applied = record.verified, record.applied_fingerprints
     if not (
         is_about_file(attempt, error)
-        and not attempt.recorder.journal.needs_undo
+        and not attempt.journal.needs_undo
         and verified
         and verified.is_as_applied
         and applied

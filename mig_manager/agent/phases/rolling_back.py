@@ -49,7 +49,7 @@ def restore_persistence(attempt: attempts.Attempt, gpus: model.ObservedGpus) -> 
 
     The journal keeps the GPUs where that fails, is not allowed, or that are unreachable.
     """
-    uuids = attempt.recorder.journal.gpus.persistent_gpus
+    uuids = attempt.journal.gpus.persistent_gpus
     present = [gpu for gpu in gpus if gpu.uuid in uuids]
     if present and attempt.deps.reset and attempt.deps.reset.restore_persistence(present):
         change_recorder.record_persistence(
@@ -63,8 +63,8 @@ def roll_back(attempt: attempts.Attempt) -> str:
     Returns:
         The result as part of a sentence; empty if there was nothing to do.
     """
-    snapshot = attempt.recorder.journal.gpus.snapshot
-    if not (snapshot or attempt.recorder.journal.gpus.persistent_gpus):
+    snapshot = attempt.journal.gpus.snapshot
+    if not (snapshot or attempt.journal.gpus.persistent_gpus):
         return ""
     try:
         now = attempt.deps.gpus.observe()
@@ -72,7 +72,7 @@ def roll_back(attempt: attempts.Attempt) -> str:
         restore_persistence(attempt, now)
         # Instances that others create from now on must not count as the change's.
         snapshot = planner.trim(now, snapshot)
-        attempt.recorder.set_journal(gpus=attempt.recorder.journal.gpus.with_snapshot(snapshot))
+        attempt.recorder.set_journal(gpus=attempt.journal.gpus.with_snapshot(snapshot))
         change = attempt.transaction(
             require_unused=functools.partial(device_usage.require_unallocated, attempt.deps)
         )
@@ -83,7 +83,7 @@ def roll_back(attempt: attempts.Attempt) -> str:
         _require_unused(uninterrupted, plan, now)
         # Else a pod that is bound after the last check could get a device to be destroyed.
         message = "undoing an interrupted change"
-        tainted = dataclasses.replace(attempt.recorder.journal.node, has_hold_taint=True)
+        tainted = dataclasses.replace(attempt.journal.node, has_hold_taint=True)
         attempt.recorder.enter(model.Phase.ROLL_BACK, message, node=tainted)
         usage = gpu_use.Usage(
             pods=pausing.await_admission(uninterrupted, attempt.deps.workloads.list()),

@@ -32,7 +32,7 @@ def wait(attempt: attempts.Attempt) -> None:
     """
     slots = attempt.deps.slots
     clock = attempt.deps.clock
-    journal = attempt.recorder.journal
+    journal = attempt.journal
     if slots is None or journal.node.blocks_workloads:
         return
     if not journal.needs_undo and _changes_nothing(attempt):
@@ -62,7 +62,7 @@ def wait(attempt: attempts.Attempt) -> None:
 def take_again(attempt: attempts.Attempt) -> None:
     """Try to take a slot for an interrupted change, which blocks workloads and cannot wait."""
     slots = attempt.deps.slots
-    if slots is None or not attempt.recorder.journal.node.blocks_workloads:
+    if slots is None or not attempt.journal.node.blocks_workloads:
         return
     try:
         denial = slots.take()
@@ -79,7 +79,7 @@ def require(attempt: attempts.Attempt) -> None:
     Raises:
         NotReadyError: SLOTS_TAKEN: it has none, or another node may take it soon.
     """
-    if attempt.deps.slots is not None and not attempt.recorder.journal.node.blocks_workloads:
+    if attempt.deps.slots is not None and not attempt.journal.node.blocks_workloads:
         attempt.deps.slots.check()
 
 

@@ -54,7 +54,7 @@ def verify_unchanged(
         MigManagerError: As ``resume_and_verify``; DEVICE_FILES_FAILED.
         Superseded: Another layout is requested.
     """
-    interrupted = attempt.recorder.journal
+    interrupted = attempt.journal
     snapshot = interrupted.gpus.snapshot
     unverified = tuple(gpu for gpu in snapshot if gpu not in unrestored)
     is_stale = interrupted.gpus.has_stale_files or bool(unverified)
@@ -69,7 +69,7 @@ def verify_unchanged(
     if is_stale:
         attempt.transaction().refresh()
     # Kubelet still counts the devices that a plugin registered before the GPU was lost.
-    returned = attempt.recorder.record.returned_gpus(gpu.uuid for gpu in gpus)
+    returned = attempt.record.returned_gpus(gpu.uuid for gpu in gpus)
     config_now = attempt.node_labels.get(well_known.PLUGIN_CONFIG_LABEL)
     if attempt.plugin_config not in (None, config_now):
         expected = resuming.resume_advertisers(
@@ -111,7 +111,7 @@ def verify_restored(
         return dataclasses.replace(outcome, description=description)
     else:
         labels = {each.deploy_label for each in advertisers}
-        attempt.recorder.set_record(attempt.recorder.record.without_awaited(labels))
+        attempt.recorder.set_record(attempt.record.without_awaited(labels))
     return outcome
 
 

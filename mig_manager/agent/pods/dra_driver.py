@@ -111,7 +111,7 @@ def list_with_unbound(attempt: attempts.Attempt) -> pod_object.Pods:
     workloads = attempt.deps.workloads
     pods = workloads.list()
     # The scheduler may have allocated devices until the driver was paused.
-    was_paused = DraDriver().was_paused(attempt.recorder.journal.node)
+    was_paused = DraDriver().was_paused(attempt.journal.node)
     has_driver = was_paused or any(map(claims.is_driver, pods))
     return with_unbound(workloads, pods) if has_driver else pods
 

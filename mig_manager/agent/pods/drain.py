@@ -65,7 +65,7 @@ class Drain:
         cls, attempt: attempts.Attempt, scope: drain_scope.DrainScope, *, new_plans: int = 0
     ) -> Self:
         """Return a new drain, or the next attempt at one that an earlier attempt has begun."""
-        has_begun = attempt.recorder.journal.is_draining
+        has_begun = attempt.journal.is_draining
         if not has_begun:
             attempt.memory.begin_drain()
         elif not attempt.request.repairs:

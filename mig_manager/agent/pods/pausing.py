@@ -84,7 +84,7 @@ def pause_driver(
         changed=frozenset(one.gpu_uuid for one in plan.gpus if one.steps),
         labels_with_pods=frozenset(
             key
-            for key in attempt.recorder.journal.node.paused_labels
+            for key in attempt.journal.node.paused_labels
             if clients.gated_by(usage.pods, (key,))
         ),
         extra_clients=usage.extra_clients,
@@ -102,7 +102,7 @@ def record_present(attempt: attempts.Attempt) -> None:
 
     Once the taint is removed, nothing keeps their next pods away but their owner.
     """
-    journal = attempt.recorder.journal
+    journal = attempt.journal
     if journal.is_draining:
         return
     with contextlib.suppress(errors.ClusterError):
@@ -112,7 +112,7 @@ def record_present(attempt: attempts.Attempt) -> None:
             for each in node_advertisers.owners(pods)
             if not each.was_paused(journal.node)
         }
-        attempt.recorder.set_record(attempt.recorder.record.without_awaited(labels))
+        attempt.recorder.set_record(attempt.record.without_awaited(labels))
 
 
 def require_none_stuck(context: node_context.NodeContext, pods: Iterable[pod_object.Pod]) -> None:
@@ -170,7 +170,7 @@ def _pause(
     Returns:
         The node's pods now; none if no pod had to stop.
     """
-    before = attempt.recorder.journal
+    before = attempt.journal
     pause = choose(attempt.deps.node.latest())
 
     def decide(view: node_object.NodeView) -> run_recorder.PhaseStart:

@@ -40,7 +40,7 @@ def resume_advertisers(
     early = tuple(pod for pod in stale if pod.uid not in paused.kept_uids)
     replaced = tuple(pod for pod in early if not pod.is_terminating)
     awaited = node_advertisers.labels_to_await(replaced)
-    attempt.recorder.set_record(attempt.recorder.record.with_awaited(awaited))
+    attempt.recorder.set_record(attempt.record.with_awaited(awaited))
     expected = schedulability.ExpectedAdvertisers(
         advertisers=paused.advertisers | node_advertisers.owners(replaced),
         old_uids=paused.old_uids | {pod.uid for pod in early},
@@ -48,7 +48,7 @@ def resume_advertisers(
     )
     kept = {node_advertisers.DRIVER} if paused.kept_uids else set()
     to_restart = [each for each in node_advertisers.ALL if each in expected.advertisers - kept]
-    journal = attempt.recorder.journal
+    journal = attempt.journal
     for each in to_restart:
         each.withdraw(attempt.deps)
     deploy_labels = node_advertisers.DEPLOY_LABELS
@@ -69,7 +69,7 @@ def resume_monitors(attempt: attempts.Attempt, paused: paused_clients.PausedClie
     remaining labels.
     """
     timeout_s = attempt.limits.monitor_timeout_s
-    labels = attempt.recorder.journal.node.paused_labels
+    labels = attempt.journal.node.paused_labels
     waited_for = [key for key in labels if key in paused.labels_with_pods]
     others = labels.keys() - waited_for
     try:
@@ -173,13 +173,13 @@ def await_driver(
 
     if not is_lacking(pods):
         return False
-    if attempt.recorder.journal.node.is_tainted_or_paused and not dra_driver.has_ready(pods):
+    if attempt.journal.node.is_tainted_or_paused and not dra_driver.has_ready(pods):
         # Evicted pods may come back, so an earlier attempt's drain starts over.
         attempt.recorder.set_journal(is_draining=False)
         resume_advertisers(
             attempt,
             paused_clients.remove_phantoms_as_if_paused(
-                attempt, gpus, attempt.recorder.journal.gpus.snapshot
+                attempt, gpus, attempt.journal.gpus.snapshot
             ),
         )
     attempt.recorder.enter(
