@@ -7,8 +7,12 @@ import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import pytest
+
 from mig_manager import errors
 from mig_manager.core import ports
+
+_MAX_WAITS = 10_000  # far more than a run has
 
 
 class FakeClock:
@@ -16,9 +20,14 @@ class FakeClock:
 
     def __init__(self) -> None:
         self.now_s = 0.0
+        self._waits = 0
         self.jump_s = 0.0
         """How far the wall clock was put forward, or back."""
         self.on_wait: list[Callable[[], object]] = []
+
+    def forget_waits(self) -> None:
+        """Count the waits from here, in a test of many runs."""
+        self._waits = 0
 
     def now_iso(self, *, after_s: float = 0.0) -> str:
         when = dt.datetime.fromtimestamp(self.unix_s() + after_s, dt.UTC)
@@ -31,6 +40,10 @@ class FakeClock:
         return 1e9 + self.now_s + self.jump_s
 
     def wait(self, seconds: float) -> None:
+        self._waits += 1
+        if self._waits > _MAX_WAITS:
+            # No handler of the agent catches this, as it would an AssertionError.
+            pytest.fail("the wait does not end")
         self.now_s += max(seconds, 0.001)
         for callback in self.on_wait:
             callback()

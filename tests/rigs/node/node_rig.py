@@ -150,6 +150,7 @@ class NodeRig:
     def forget_past(self) -> None:
         """Clear the notes of what happened so far."""
         self.node.forget_past()
+        self.clock.forget_waits()
         self.log.clear()
         self.driver.executed_steps.clear()
 
