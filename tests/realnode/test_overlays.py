@@ -37,7 +37,8 @@ def plugin(cluster: rig.RealCluster) -> rig.RealCluster:
     return cluster
 
 
-def assert_serves(cluster: rig.RealCluster, layout: str, profile: str, count: int) -> None:
+def apply_and_serve(cluster: rig.RealCluster, layout: str, profile: str, count: int) -> None:
+    """Apply a layout; check that a pod gets one of its devices."""
     cluster.apply_layout(layout)
     assert cluster.driver.profiles() == [[profile] * count] * 2
     assert cluster.allocatable() == {f"mig-{profile}": 2 * count}
@@ -60,7 +61,7 @@ def test_an_overlay_serves_a_layout_and_leaves_nothing_when_it_is_deleted(
     plugin: rig.RealCluster, overlay: str, layout: str, profile: str, count: int
 ) -> None:
     plugin.install(overlay)
-    assert_serves(plugin, layout, profile, count)
+    apply_and_serve(plugin, layout, profile, count)
     node_state.assert_at_rest(plugin)
     leases = plugin.get("leases", "-n", "mig-manager")["items"]
     owners = [lease["spec"].get("holderIdentity", "") for lease in leases]
@@ -83,7 +84,7 @@ def test_privileged_overlay_uses_the_hosts_driver_without_a_runtime(
     assert library not in plugin.kubectl(*inside, LIBRARIES)
     assert library in plugin.kubectl(*inside, f"/host{LIBRARIES}")
 
-    assert_serves(plugin, "all-1g.10gb", "1g.10gb", 4)
+    apply_and_serve(plugin, "all-1g.10gb", "1g.10gb", 4)
     node_state.assert_at_rest(plugin)
 
     plugin.withdraw()
@@ -103,7 +104,7 @@ def test_chart_serves_a_layout_and_uninstalls_without_a_trace(
     install = ("install", "mig-manager", chart, "--create-namespace", "--wait", values)
     programs.output(helm, *install, *where, cwd=tmp_path)
 
-    assert_serves(plugin, "all-3g.20gb", "3g.20gb", 2)
+    apply_and_serve(plugin, "all-3g.20gb", "3g.20gb", 2)
     node_state.assert_at_rest(plugin)
 
     plugin.withdraw()

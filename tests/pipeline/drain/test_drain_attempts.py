@@ -122,7 +122,7 @@ def test_node_stays_closed_until_the_next_try(*, has_room: bool) -> None:
 
     assert try_once(rig, agent).reason is Reason.DRAIN_STALLED
     assert is_closed(rig)
-    assert rig.node.open_recorder.is_draining
+    assert rig.node.journal.is_draining
     assert serving.kills == 2
     if has_room:
         serving.room_elsewhere = 3

@@ -76,7 +76,7 @@ def test_a_service_that_does_not_start_is_reported_and_retried() -> None:
 
     assert outcome.reason is Reason.HOST_SERVICE_FAILED
     assert outcome.should_retry
-    assert rig.node.open_recorder.host.stopped_services == ("nvsm.service",)
+    assert rig.node.journal.host.stopped_services == ("nvsm.service",)
     assert not rig.node.is_unschedulable
 
     rig.host.broken_services.clear()

@@ -65,7 +65,7 @@ def test_instance_that_the_interrupted_change_did_not_create_stays() -> None:
     assert any(
         f"at {place} on GPU 0 is new, and is kept" in text for text in rig.node.event_messages
     )
-    journal = rig.node.open_recorder
+    journal = rig.node.journal
     assert journal.gpus.snapshot
     assert not journal.node.has_hold_taint
     assert successor.restore_without_request()
@@ -196,7 +196,7 @@ def test_a_rollback_that_is_refused_again_emits_no_event() -> None:
     rig.pods.add("newcomer", devices=frozenset({nodes.device_at(rig, 0)}))
     assert agents.undo(rig)
     assert rig.node.events.count("Recovered") == 1
-    journal = rig.node.open_recorder
+    journal = rig.node.journal
     first, *others = journal.gpus.snapshot
     gone = model.Creation(rig.gpus[0].gpu_instances[0].profile, model.Placement(6, 1))
     first = dataclasses.replace(first, created=(*(first.created or ()), gone))

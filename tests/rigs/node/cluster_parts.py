@@ -49,7 +49,7 @@ class NodeObject:
         return inventory_codec.from_json(self.annotations[well_known.GPUS_ANNOTATION])
 
     @property
-    def open_recorder(self) -> journals.Journal:
+    def journal(self) -> journals.Journal:
         return journals.Journal.from_json(self.annotations[well_known.JOURNAL_ANNOTATION])
 
     @property
