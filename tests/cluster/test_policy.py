@@ -462,7 +462,7 @@ def test_the_agent_writes_slots_alone_and_for_its_own_node(
 
 
 @pytest.mark.parametrize(
-    ("account", "verdict"),
+    ("account", "expected"),
     [
         (clusters.MANAGER, doctor_rig.OK),
         (clusters.OPERATORS, doctor_rig.WARN),
@@ -475,7 +475,7 @@ def test_doctor_reports_whether_a_policy_confines_the_account(
     real_cluster: clusters.EnvtestCluster,
     tmp_path: pathlib.Path,
     account: clusters.Account | None,
-    verdict: doctor_report.CheckResult,
+    expected: doctor_report.CheckResult,
 ) -> None:
     path = tmp_path / "kubeconfig"
     if account is None:
@@ -487,5 +487,5 @@ def test_doctor_reports_whether_a_policy_confines_the_account(
 
     examination = doctor.examine("--kubeconfig", str(path), "--node-name", NODE)
 
-    assert examination.verdict("admission-policy") is verdict
+    assert examination.result_of("admission-policy") is expected
     assert well_known.PARTITIONING_LABEL not in objects.labels(scene.people.get(f"{NODES}/{NODE}"))

@@ -481,12 +481,12 @@ def test_a_dry_run_shows_the_plan_of_each_node_and_changes_nothing(rig: RolloutR
 
     assert answer.status == 1
     nodes = {node["node"]: node for node in answer.data["nodes"]}
-    assert nodes["node-000"]["verdict"] == "fits"
+    assert nodes["node-000"]["fit"] == "fits"
     assert [gpu["needsReset"] for gpu in nodes["node-000"]["plan"]["gpus"]] == [True, True]
     assert nodes["node-000"]["evictedPods"] == ["default/train"]
-    assert nodes["node-001"]["verdict"] == "does-not-fit"
+    assert nodes["node-001"]["fit"] == "does-not-fit"
     assert nodes["node-001"]["reason"] == "UnknownProfile"
-    assert nodes["node-002"]["verdict"] == "unknown"
+    assert nodes["node-002"]["fit"] == "unknown"
     assert not any(rig.labels().values())
     text = rig(LAYOUT, "-l", "gpu=yes", "--dry-run").out
     total = "0 unchanged, 1 fits, 1 does not fit, 3 unknown. Pods: 1 evicted."
@@ -501,7 +501,7 @@ def test_a_dry_run_plans_layouts_of_a_file(rig: RolloutRig, tmp_path: pathlib.Pa
 
     of_own = rig.roll("own", "--dry-run", "-f", str(file))
 
-    assert [node["verdict"] for node in of_own.data["nodes"][:2]] == ["fits", "does-not-fit"]
+    assert [node["fit"] for node in of_own.data["nodes"][:2]] == ["fits", "does-not-fit"]
     assert rig.roll("nothing", "--dry-run", "-f", str(file)).status == 2
 
 
@@ -548,10 +548,10 @@ def test_a_dry_run_of_a_layout_that_a_node_lists_needs_no_config_map(rig: Rollou
 
     answer = rig.roll(LAYOUT, "--dry-run")
 
-    verdicts = [node["verdict"] for node in answer.data["nodes"]]
-    assert verdicts == ["fits", *["unknown"] * 4]
+    fits = [node["fit"] for node in answer.data["nodes"]]
+    assert fits == ["fits", *["unknown"] * 4]
     of_own = rig.roll("own", "--dry-run").data["nodes"]
-    assert [node["verdict"] for node in of_own] == ["does-not-fit", *["unknown"] * 4]
+    assert [node["fit"] for node in of_own] == ["does-not-fit", *["unknown"] * 4]
 
 
 def test_dry_run_of_a_custom_layout_reads_the_nodes_and_evicts_no_pod(
@@ -574,7 +574,7 @@ def test_dry_run_of_a_custom_layout_reads_the_nodes_and_evicts_no_pod(
     evicting, on_demand = rig.roll("custom", "--dry-run").data["nodes"][:2]
 
     assert (evicting["evictedPods"], evicting["notes"]) == (["default/on-node-000"], [])
-    assert (on_demand["verdict"], on_demand["evictedPods"]) == ("fits", [])
+    assert (on_demand["fit"], on_demand["evictedPods"]) == ("fits", [])
     assert "evicts no pod" in on_demand["notes"][0]
     text = rig("custom", "-l", "gpu=yes", "--dry-run").out
     assert "Layout custom of the node's annotation" in " ".join(text.split())
@@ -589,8 +589,8 @@ def test_a_dry_run_works_with_what_a_real_agent_publishes(rig: RolloutRig) -> No
         )
         answer = rig(LAYOUT, "-l", "!gpu", "--dry-run", "-o", "json")
 
-        assert (answer.status, answer.data["nodes"][0]["verdict"]) == (0, "fits")
+        assert (answer.status, answer.data["nodes"][0]["fit"]) == (0, "fits")
         agents.label_all(rig.server, ["other"], LAYOUT)
         waiting.until(lambda: agents.is_applied(rig.server, "other", LAYOUT), LAYOUT)
         again = rig(LAYOUT, "-l", "!gpu", "--dry-run", "-o", "json").data["nodes"][0]
-    assert (again["verdict"], again["plan"]["instances"]["kept"]) == ("unchanged", 7)
+    assert (again["fit"], again["plan"]["instances"]["kept"]) == ("unchanged", 7)

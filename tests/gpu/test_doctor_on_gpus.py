@@ -19,8 +19,8 @@ def test_doctor_checks_every_gpu_without_an_internal_error() -> None:
     )
 
     findings = dict(report.findings)
-    if findings["driver"].verdict is doctor_report.CheckResult.FAIL:
+    if findings["driver"].result is doctor_report.CheckResult.FAIL:
         pytest.skip(f"no NVIDIA driver here: {findings['driver'].text}")
     assert set(findings) == {check.name for check in examination.CHECKS}
     assert not [each for _, each in report.findings if "the check failed" in each.text]
-    assert findings["gpu-processes"].verdict is not doctor_report.CheckResult.SKIPPED
+    assert findings["gpu-processes"].result is not doctor_report.CheckResult.SKIPPED

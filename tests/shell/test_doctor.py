@@ -51,7 +51,7 @@ def test_the_answer_is_for_people_and_for_programs(doctor: DoctorRig, shell: She
     assert text.out.count("no kubeconfig") == 1
     answer_data = data.data
     assert answer_data["isGood"] is False
-    assert {f["check"] for f in answer_data["findings"] if f["verdict"] == "fail"} == {"driver"}
+    assert {f["check"] for f in answer_data["findings"] if f["result"] == "fail"} == {"driver"}
     assert answer_data["counts"]["fail"] == 1
 
 
@@ -80,8 +80,8 @@ def test_a_driver_that_fails_hides_no_other_finding(
     assert "nvmlInit" in result.text("driver")
     assert "hang_s" not in fault or "has not returned for" in result.text("driver")
     assert "code" not in fault or "Load the NVIDIA driver" in result.remedies("driver")
-    assert result.verdict("instances") is SKIPPED
-    assert (result.verdict("config-file"), result.verdict("lock")) == (OK, OK)
+    assert result.result_of("instances") is SKIPPED
+    assert (result.result_of("config-file"), result.result_of("lock")) == (OK, OK)
 
 
 @pytest.mark.parametrize(
@@ -113,9 +113,9 @@ def test_a_file_that_apply_could_not_write_is_a_warning(
         )
 
     expected = {"lock": of_lock, "journal-file": WARN, "verified-layout": WARN}
-    for check, verdict in expected.items():
-        assert result.verdict(check) is verdict
-        assert ("may not write it" in result.text(check)) is (verdict is WARN)
+    for check, check_result in expected.items():
+        assert result.result_of(check) is check_result
+        assert ("may not write it" in result.text(check)) is (check_result is WARN)
 
 
 def test_a_check_that_fails_or_hangs_is_a_finding_of_its_own(doctor: DoctorRig) -> None:
@@ -157,7 +157,7 @@ def test_a_pending_mode_is_reported_with_its_remedy_and_the_gpu_processes(
     assert "GPU 1: MIG disabled, enabled after a reset" in result.text("gpus")
     assert "nvidia-smi --gpu-reset -i 1" in result.remedies("gpus")
     assert "GPU 0: train (pid 77)" in result.text("gpu-processes")
-    assert result.verdict("gpu-processes") is WARN
+    assert result.result_of("gpu-processes") is WARN
 
 
 def test_a_gpu_that_needs_recovery_fails_with_its_remedy(doctor: DoctorRig) -> None:
@@ -166,7 +166,7 @@ def test_a_gpu_that_needs_recovery_fails_with_its_remedy(doctor: DoctorRig) -> N
 
     result = doctor.examine()
 
-    assert result.verdict("gpu-recovery") is FAIL
+    assert result.result_of("gpu-recovery") is FAIL
     assert "GPU 1" in result.text("gpu-recovery")
     assert "GPU 0: no recovery action needed" in result.text("gpu-recovery")
     assert "nvidia-smi --gpu-reset -i 1" in result.remedies("gpu-recovery")
@@ -174,12 +174,12 @@ def test_a_gpu_that_needs_recovery_fails_with_its_remedy(doctor: DoctorRig) -> N
 
 def test_a_driver_without_recovery_actions_is_not_reported(doctor: DoctorRig) -> None:
     assert (
-        doctor.create(reports_recovery_action=False).examine().verdict("gpu-recovery") is SKIPPED
+        doctor.create(reports_recovery_action=False).examine().result_of("gpu-recovery") is SKIPPED
     )
 
 
 @pytest.mark.parametrize(
-    ("how", "verdict", "words"),
+    ("how", "expected", "words"),
     [
         (model.Virtualization.VGPU, FAIL, "GPU 0 is a vGPU"),
         pytest.param(
@@ -193,11 +193,11 @@ def test_a_driver_without_recovery_actions_is_not_reported(doctor: DoctorRig) ->
     ],
 )
 def test_gpus_of_a_virtual_machine_are_explained(
-    doctor: DoctorRig, how: model.Virtualization, verdict: doctor_report.CheckResult, words: str
+    doctor: DoctorRig, how: model.Virtualization, expected: doctor_report.CheckResult, words: str
 ) -> None:
     result = doctor.create(virtualization=how).examine()
 
-    assert result.verdict("virtualization") is verdict
+    assert result.result_of("virtualization") is expected
     assert words in result.text("virtualization")
 
 
@@ -209,7 +209,7 @@ def test_instances_that_may_not_be_listed_do_not_count_as_absent(doctor: DoctorR
 
     assert result.failing == {"gpus"}
     assert "Run as root" in result.remedies("gpus")
-    assert result.verdict("instances") is SKIPPED
+    assert result.result_of("instances") is SKIPPED
 
 
 # -- the machine ------------------------------------------------------------------------------
@@ -223,7 +223,7 @@ def status_file(proc: proc_tree.ProcTree, *, user: int, rights_hex: str) -> None
 
 
 @pytest.mark.parametrize(
-    ("mounted", "verdict"),
+    ("mounted", "expected"),
     [
         # A container's own /dev, and the host's as seen from a container.
         ("24 27 0:6 / {dev} rw,nosuid - tmpfs tmpfs rw,mode=755", OK),
@@ -232,7 +232,7 @@ def status_file(proc: proc_tree.ProcTree, *, user: int, rights_hex: str) -> None
     ],
 )
 def test_no_right_is_missing_where_the_toolkit_creates_device_nodes(
-    doctor: DoctorRig, proc: proc_tree.ProcTree, mounted: str, verdict: doctor_report.CheckResult
+    doctor: DoctorRig, proc: proc_tree.ProcTree, mounted: str, expected: doctor_report.CheckResult
 ) -> None:
     # As the unprivileged pod has them: SYS_ADMIN alone.
     status_file(proc, user=0, rights_hex="0000000000200000")
@@ -240,7 +240,7 @@ def test_no_right_is_missing_where_the_toolkit_creates_device_nodes(
 
     result = doctor.check("privileges", proc=proc.root, dev=pathlib.Path("/a/dev"))
 
-    assert result.verdict("privileges") is verdict
+    assert result.result_of("privileges") is expected
     assert "without MKNOD" in result.text("privileges")
 
 
@@ -258,23 +258,23 @@ def test_user_needs_the_node_of_the_right_and_root_does_not(
     (nodes / "nvidia-cap1").touch()
     with_node = doctor.check("mig-config-right", **machine)
 
-    assert examined.verdict("privileges") is WARN
+    assert examined.result_of("privileges") is WARN
     assert "without SYS_ADMIN and MKNOD" in examined.text("privileges")
     assert without.failing == {"mig-config-right"}
     assert "nvidia-cap1: No such file or directory" in without.text("mig-config-right")
-    assert with_node.verdict("mig-config-right") is OK
+    assert with_node.result_of("mig-config-right") is OK
 
     (nodes / "nvidia-cap1").unlink()
     status_file(proc, user=0, rights_hex="000001ffffffffff")
     for name in ("privileges", "mig-config-right"):
-        assert doctor.check(name, **machine).verdict(name) is OK
+        assert doctor.check(name, **machine).result_of(name) is OK
 
 
 @pytest.mark.parametrize(
-    ("product", "verdict"), [("A100-SXM4-40GB", WARN), ("H100-SXM5-80GB", OK)]
+    ("product", "expected"), [("A100-SXM4-40GB", WARN), ("H100-SXM5-80GB", OK)]
 )
 def test_modules_and_programs_that_may_prevent_a_reset_are_named(
-    doctor: DoctorRig, proc: proc_tree.ProcTree, product: str, verdict: doctor_report.CheckResult
+    doctor: DoctorRig, proc: proc_tree.ProcTree, product: str, expected: doctor_report.CheckResult
 ) -> None:
     proc.load_modules(nvidia=3, nvidia_uvm=0, nvidia_drm=0, ext4=1)
     proc.add(5, "/dev/nvidia0", name="nvidia-persiste")
@@ -283,7 +283,7 @@ def test_modules_and_programs_that_may_prevent_a_reset_are_named(
     proc.load_modules(ext4=1)
     without = doctor.check("kernel-modules", gpus(a_gpu(product)), proc=proc.root)
 
-    assert result.verdict("kernel-modules") is verdict
+    assert result.result_of("kernel-modules") is expected
     text = result.text("kernel-modules")
     assert text.startswith("loaded: nvidia, nvidia_drm, nvidia_uvm; ")
     assert "nvidia_drm is loaded; nvidia-persiste (pid 5)" in text
@@ -312,9 +312,9 @@ def test_the_lock_is_reported_with_its_owner_and_not_taken(doctor: DoctorRig) ->
         pass
     after = doctor.check("lock", lock_file=path)
 
-    assert during.verdict("lock") is WARN
+    assert during.result_of("lock") is WARN
     assert "apply all-1g.5gb" in during.text("lock")
-    assert (before.verdict("lock"), after.verdict("lock")) == (OK, OK)
+    assert (before.result_of("lock"), after.result_of("lock")) == (OK, OK)
 
 
 def test_a_journal_of_persistence_mode_is_not_an_unfinished_change(doctor: DoctorRig) -> None:
@@ -325,7 +325,7 @@ def test_a_journal_of_persistence_mode_is_not_an_unfinished_change(doctor: Docto
 
     result = doctor.examine("--journal-file", str(journal))
 
-    assert result.verdict("journal-file") is WARN
+    assert result.result_of("journal-file") is WARN
     assert "has not finished" not in result.text("journal-file")
     assert "persistence mode of GPU-1" in result.text("journal-file")
     assert "nvidia-smi -pm 1" in result.remedies("journal-file")
@@ -346,7 +346,7 @@ def test_invalid_files_are_named(doctor: DoctorRig) -> None:
 
     assert result.failing == {"config-file", "verified-layout"}
     assert f"{layouts}:1:10" in result.text("config-file")
-    assert result.verdict("journal-file") is WARN
+    assert result.result_of("journal-file") is WARN
     assert "it first resumes or rolls back" in result.remedies("journal-file")
     journal.write_text("{")
 
@@ -364,7 +364,7 @@ def test_a_layout_files_doubtful_content_is_a_warning_if_lenient(doctor: DoctorR
     strict = doctor.examine("-f", str(layouts))
     lenient = doctor.examine("-f", str(layouts), "--lenient")
 
-    assert (strict.verdict("config-file"), lenient.verdict("config-file")) == (FAIL, WARN)
+    assert (strict.result_of("config-file"), lenient.result_of("config-file")) == (FAIL, WARN)
     assert lenient.text("config-file").startswith(f"{layouts}:2:1: key 'version' is given twice")
     assert lenient.text("config-file").endswith("; and 1 more")
     assert lenient.remedies("config-file") == "Correct the file at this place."

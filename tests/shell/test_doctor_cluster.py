@@ -96,7 +96,7 @@ def test_missing_rights_are_named_and_those_for_events_do_not_fail(
     result = cluster_rig.examine()
 
     assert result.failing == {"rights"}
-    assert [(f.verdict, f.text.partition(":")[0]) for f in result.by_check["rights"]] == [
+    assert [(f.result, f.text.partition(":")[0]) for f in result.by_check["rights"]] == [
         (FAIL, "may not create pods/eviction"),
         (WARN, "may not create events"),
     ]
@@ -118,7 +118,7 @@ def test_remnants_of_an_interrupted_run_are_named(cluster_rig: DoctorCluster) ->
     assert "interrupted-run" in examination.failing
     assert "dcgm is paused, there is a journal" in examination.text("interrupted-run")
     assert well_known.UNREADABLE_JOURNAL_ANNOTATION in examination.text("interrupted-run")
-    assert under_way.verdict("interrupted-run") is WARN
+    assert under_way.result_of("interrupted-run") is WARN
 
 
 @pytest.mark.slow
@@ -150,7 +150,7 @@ def test_a_journal_of_persistence_mode_is_not_an_interrupted_run(
 
     result = cluster_rig.examine()
 
-    assert result.verdict("interrupted-run") is WARN
+    assert result.result_of("interrupted-run") is WARN
     assert "no interrupted run" in result.text("interrupted-run")
     assert "persistence mode of GPU-1" in result.text("interrupted-run")
     assert "nvidia-smi -pm 1" in result.remedies("interrupted-run")
@@ -172,10 +172,10 @@ def test_missing_or_silent_cluster_hides_no_other_check(doctor: DoctorRig) -> No
 
         silent = doctor.examine("--timeout-s", "10", "--kubeconfig", str(config))
 
-    assert by_variable.verdict("api") is SKIPPED
+    assert by_variable.result_of("api") is SKIPPED
     assert f"{doctor.folder}/none: no such file" in by_variable.text("api")
     assert missing.failing == {"api", "pod-resources"}
-    assert missing.verdict("rights") is SKIPPED
+    assert missing.result_of("rights") is SKIPPED
     assert missing.text("rights") == "cannot be checked without the cluster"
     assert "--kubeconfig" in missing.remedies("api")
     assert 'nodes "n9" not found' in unknown.text("api")
@@ -183,7 +183,7 @@ def test_missing_or_silent_cluster_hides_no_other_check(doctor: DoctorRig) -> No
     for name in ("device-plugin", "other-managers"):
         assert unknown.text(name) == "cannot be checked without the node"
     assert silent.failing == {"api", "rights"}
-    assert silent.verdict("driver") is OK
+    assert silent.result_of("driver") is OK
 
 
 def a_pod(container: str, *, is_ready: bool = True) -> pod_object.Pod:
@@ -239,7 +239,7 @@ def vgpus(mode: str) -> dict[str, object]:
 
 
 @pytest.mark.parametrize(
-    ("check", "facts", "verdict", "text"),
+    ("check", "facts", "expected", "text"),
     [
         ("gpus", gpus(), FAIL, "this node has no NVIDIA GPU"),
         (
@@ -283,26 +283,26 @@ def vgpus(mode: str) -> dict[str, object]:
         ("other-managers", vgpus("hami-core"), OK, ""),
     ],
 )
-def test_cluster_check_derives_its_verdict_from_the_facts(
+def test_cluster_check_derives_its_result_from_the_facts(
     doctor: DoctorRig,
     check: str,
     facts: Mapping[str, object],
-    verdict: doctor_report.CheckResult,
+    expected: doctor_report.CheckResult,
     text: str,
 ) -> None:
     result = doctor.check(check, facts)
 
-    assert result.verdict(check) is verdict
+    assert result.result_of(check) is expected
     assert text in result.text(check)
 
 
-@pytest.mark.parametrize(("uid", "verdict"), [(MANAGER.uid, OK), ("uid-of-another", FAIL)])
+@pytest.mark.parametrize(("uid", "expected"), [(MANAGER.uid, OK), ("uid-of-another", FAIL)])
 def test_the_pod_that_runs_doctor_is_not_another_manager(
-    doctor: DoctorRig, uid: str, verdict: doctor_report.CheckResult
+    doctor: DoctorRig, uid: str, expected: doctor_report.CheckResult
 ) -> None:
     result = doctor.check("other-managers", {"pods": (MANAGER,)}, own_pod_uid=uid)
 
-    assert result.verdict("other-managers") is verdict
+    assert result.result_of("other-managers") is expected
 
 
 def test_the_rights_are_those_of_the_manifest() -> None:

@@ -22,9 +22,9 @@ class CheckResult(enum.Enum):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Finding:
-    """One result of a check."""
+    """What a check found."""
 
-    verdict: CheckResult
+    result: CheckResult
     text: str  # one sentence or less
     remedy: str = ""  # what to do; empty if nothing is wrong, or if the check's own remedy applies
 
@@ -55,20 +55,20 @@ class DoctorReport:
         """Whether no check failed."""
         return not self.count(CheckResult.FAIL)
 
-    def count(self, verdict: CheckResult) -> int:
-        """Return how many findings have this verdict."""
-        return sum(finding.verdict is verdict for _, finding in self.findings)
+    def count(self, result: CheckResult) -> int:
+        """Return how many findings have this result."""
+        return sum(finding.result is result for _, finding in self.findings)
 
     def to_data(self) -> check_answers.Doctor:
         """Return plain data for JSON and YAML."""
         return {
             "kind": "Doctor",
             "is_good": self.is_good,
-            "counts": {verdict.value: self.count(verdict) for verdict in CheckResult},
+            "counts": {result.value: self.count(result) for result in CheckResult},
             "findings": [
                 {
                     "check": check,
-                    "verdict": finding.verdict.value,
+                    "result": finding.result.value,
                     "found": finding.text,
                     "remedy": finding.remedy,
                 }
@@ -90,19 +90,19 @@ def table(report: DoctorReport, *, style: bar.Style) -> str:
     rows: list[tables.Row] = []
     skipped: dict[str, list[str]] = collections.defaultdict(list)
     for check, finding in report.findings:
-        if finding.verdict is CheckResult.SKIPPED:
+        if finding.result is CheckResult.SKIPPED:
             skipped[finding.text].append(check)
             continue
         # Names from the API and from processes must not control the terminal.
         text, remedy = (messages.printable(each, " ") for each in (finding.text, finding.remedy))
-        rows.append((check, (finding.verdict.value, _TONES[finding.verdict]), text))
+        rows.append((check, (finding.result.value, _TONES[finding.result]), text))
         rows += [("", "", f"remedy: {remedy}")] if remedy else []
     # One cause, such as a missing kubeconfig, is one row.
     for why, checks in skipped.items():
         name = checks[0] if len(checks) == 1 else f"{len(checks)} checks"
         text = why if len(checks) == 1 else f"{why}: {', '.join(checks)}"
-        verdict = CheckResult.SKIPPED.value, _TONES[CheckResult.SKIPPED]
-        rows.append((name, verdict, messages.printable(text, " ")))
-    lines = tables.columns(("CHECK", "VERDICT", "FOUND"), rows, style=style)
-    counts = [f"{n} {verdict.value}" for verdict in CheckResult if (n := report.count(verdict))]
+        result = CheckResult.SKIPPED.value, _TONES[CheckResult.SKIPPED]
+        rows.append((name, result, messages.printable(text, " ")))
+    lines = tables.columns(("CHECK", "RESULT", "FOUND"), rows, style=style)
+    counts = [f"{n} {result.value}" for result in CheckResult if (n := report.count(result))]
     return "\n".join([*lines, "", ", ".join(counts)])

@@ -48,7 +48,7 @@ def examine(checks: Sequence[Check], facts: Facts, *, timeout_s: float) -> Docto
     listed = []
     for check in checks:
         for finding in findings(check):
-            is_problem = finding.verdict in (CheckResult.WARN, CheckResult.FAIL)
+            is_problem = finding.result in (CheckResult.WARN, CheckResult.FAIL)
             remedy = (finding.remedy or check.remedy) if is_problem else ""
             listed.append((check.name, dataclasses.replace(finding, remedy=remedy)))
     return DoctorReport(findings=tuple(listed))

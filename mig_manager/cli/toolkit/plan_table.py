@@ -7,7 +7,7 @@ from mig_manager.core import messages
 from mig_manager.core.display import bar, tables
 from mig_manager.core.fleet import preview
 
-_NODE, _COSTS = ("NODE",), ("VERDICT", "CHANGE", "EVICTED")
+_NODE, _COSTS = ("NODE",), ("FIT", "CHANGE", "EVICTED")
 
 
 def table(plan: preview.ClusterPlan, *, style: bar.Style) -> str:

@@ -44,7 +44,7 @@ _CheckResult = Annotated[str, "cli.doctor.doctor_report.CheckResult"]
 
 class _Finding(TypedDict):
     check: str
-    verdict: _CheckResult
+    result: _CheckResult
     found: str
     remedy: str
 

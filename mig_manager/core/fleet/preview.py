@@ -100,7 +100,7 @@ class NodePlan:
         return {
             "node": self.name,
             "layout": self.layout or None,
-            "verdict": self.fit.value,
+            "fit": self.fit.value,
             "reason": self.reason or None,
             "message": self.message or None,
             "notes": list(self.notes),
@@ -153,7 +153,7 @@ class ClusterPlan:
 
 
 def totals(previews: Iterable[NodePlan]) -> str:
-    """Count the verdicts, for a sentence."""
+    """Count the nodes by their fit, for a sentence."""
     counts = collections.Counter(each.fit for each in previews)
     return ", ".join(f"{counts[each]} {each.words}" for each in NodeFit)
 

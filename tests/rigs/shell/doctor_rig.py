@@ -30,9 +30,9 @@ class Findings:
         for check, finding in report.findings:
             self.by_check.setdefault(check, []).append(finding)
 
-    def verdict(self, check: str) -> doctor_report.CheckResult:
+    def result_of(self, check: str) -> doctor_report.CheckResult:
         worst = (FAIL, WARN, OK, SKIPPED)
-        return min((f.verdict for f in self.by_check[check]), key=worst.index)
+        return min((f.result for f in self.by_check[check]), key=worst.index)
 
     def text(self, check: str) -> str:
         return "; ".join(finding.text for finding in self.by_check[check])
@@ -42,7 +42,7 @@ class Findings:
 
     @property
     def failing(self) -> set[str]:
-        return {name for name in self.by_check if self.verdict(name) is FAIL}
+        return {name for name in self.by_check if self.result_of(name) is FAIL}
 
 
 class DoctorRig:

@@ -116,8 +116,8 @@ def test_doctor_finds_the_library_by_the_loaders_variables(
     with c_library.serve(tmp_path / "library", node(tmp_path)) as file:
         done = shell("doctor", "-o", "json", LD_LIBRARY_PATH=str(file.parent))
 
-    verdicts = {each["check"]: each["verdict"] for each in json.loads(done.stdout)["findings"]}
-    assert (verdicts["driver"], verdicts["gpus"]) == ("ok", "ok")
+    results = {each["check"]: each["result"] for each in json.loads(done.stdout)["findings"]}
+    assert (results["driver"], results["gpus"]) == ("ok", "ok")
 
 
 @pytest.mark.slow

@@ -148,7 +148,7 @@ def test_a_listed_layout_of_the_agents_config_map_is_planned_first(
     add_node(empty_cluster.server, listed=layout_list.to_json([layout_list.Entry.of(mine)]))
     empty_cluster.server.store.create(api_objects.a_config_map(MINE))
     answer = empty_cluster.run_plugin("apply", "mine", "gpu-1", "--dry-run", "-o", "json")
-    assert answer.data["nodes"][0]["verdict"] == "fits"
+    assert answer.data["nodes"][0]["fit"] == "fits"
 
 
 def test_a_second_request_of_the_same_layout_is_a_new_one(
@@ -172,7 +172,7 @@ def test_a_dry_run_shows_the_change_and_writes_nothing(
 
     assert answer.status == 0
     assert answer.data["isRequested"] is False
-    assert answer.data["nodes"][0]["verdict"] == "fits"
+    assert answer.data["nodes"][0]["fit"] == "fits"
     assert "Nothing was requested (--dry-run)." in apply(empty_cluster, "--dry-run").out
     assert empty_cluster.server.store.version == before
     assert_nothing_requested(empty_cluster.server)

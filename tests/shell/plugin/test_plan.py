@@ -92,7 +92,7 @@ def test_gpus_that_their_agent_cannot_observe_are_unknown(
     unknown = empty_cluster.run_plugin("plan", "typo", "lost", *options)
 
     (planned,) = answer.data["nodes"]
-    assert (planned["verdict"], planned["plan"]) == ("unknown", None)
+    assert (planned["fit"], planned["plan"]) == ("unknown", None)
     assert planned["message"].startswith("No GPU can be observed: GPU 0 is lost.")
     assert unknown.status == 2
     assert "Name a layout of this file" in unknown.err
@@ -142,7 +142,7 @@ def test_both_previews_give_the_same_verdict(
         plugin_rig.node("gpu-1", gpus=published, labels={"pool": "a"})
     )
     kubeconfig = ("--kubeconfig", str(empty_cluster.home / "kubeconfig"))
-    for layout, verdict in expected.items():
+    for layout, fit in expected.items():
         words = (layout, "-l", "pool=a", "-f", str(file), "-o", "json")
         planned = empty_cluster.run_plugin("plan", *words)
         rolled = empty_cluster.run_plugin(
@@ -150,9 +150,9 @@ def test_both_previews_give_the_same_verdict(
         )
 
         (plan,), (preview,) = planned.data["nodes"], rolled.data["nodes"]
-        assert plan["verdict"] == preview["verdict"] == verdict
+        assert plan["fit"] == preview["fit"] == fit
         assert plan == {**preview, "notes": plan["notes"]}
-        assert planned.status == rolled.status == (verdict not in ("fits", "unchanged"))
+        assert planned.status == rolled.status == (fit not in ("fits", "unchanged"))
 
 
 @pytest.mark.parametrize("has_config_map", [False, True])
@@ -181,7 +181,7 @@ def test_content_that_only_the_agent_has_is_unknown(
 
     assert (planned.status, rolled.status, named.status) == (1, 1, 0)
     plan, preview, of_file = (each.data["nodes"][0] for each in (planned, rolled, named))
-    assert (plan["verdict"], of_file["verdict"]) == ("unknown", "fits")
+    assert (plan["fit"], of_file["fit"]) == ("unknown", "fits")
     assert preview == {**plan, "reason": "ContentUnknown"}
     assert of_file["notes"] == ["its agent has another layout named all-balanced"]
 
@@ -210,10 +210,10 @@ def test_a_plan_as_json_has_verdicts_losses_and_no_ids(
 
     assert answer.status == 1
     first, second = answer.data["nodes"]
-    assert (first["verdict"], first["plan"]["instances"]["created"]) == ("fits", 40)
+    assert (first["fit"], first["plan"]["instances"]["created"]) == ("fits", 40)
     assert [lost["pods"] for lost in first["losses"]] == [{"ml/train": 1}]
     assert "gpuInstanceId" not in json.dumps(answer.data)
-    assert (second["verdict"], second["plan"]) == ("does-not-fit", None)
+    assert (second["fit"], second["plan"]) == ("does-not-fit", None)
 
 
 def test_layouts_are_checked_against_the_products_that_the_nodes_have(
