@@ -203,15 +203,16 @@ def _run(transition: matrix.Transition, path: pathlib.Path, start: states.Machin
         timeout_s=600.0,
         telemetry=counts,
     )
-    ready(gpus)
-    since = time.monotonic()
-    observed = gpus.observe()
-    desired = transition.desired_gpus(observed)
-    plan = planner.plan(observed, desired)
-    observe_s, observing = time.monotonic() - since, counts.calls.total()
-    ready(gpus)
-    since = time.monotonic()
-    changed = {gpu.uuid: gpu for gpu in gpus.execute(plan, observed)}
+    with gpus.kept_ready():
+        wait_ready(gpus)
+        since = time.monotonic()
+        observed = gpus.observe()
+        desired = transition.desired_gpus(observed)
+        plan = planner.plan(observed, desired)
+        observe_s, observing = time.monotonic() - since, counts.calls.total()
+        wait_ready(gpus)
+        since = time.monotonic()
+        changed = {gpu.uuid: gpu for gpu in gpus.execute(plan, observed)}
     after = [changed.get(gpu.uuid, gpu) for gpu in observed]
     if not planner.plan(after, desired).is_empty:
         raise RuntimeError(f"{transition.name} is not active")
@@ -234,8 +235,9 @@ def start_up_s(repeats: int) -> float:
         for _ in range(repeats):
             gpus = worker_client.WorkerGpus(command=command, timeout_s=60.0)
             cold_s = _duration_s(gpus.observe)
-            ready(gpus)
-            times_s.append(cold_s - _duration_s(gpus.observe))
+            with gpus.kept_ready():
+                wait_ready(gpus)
+                times_s.append(cold_s - _duration_s(gpus.observe))
     return statistics.median(times_s)
 
 
@@ -282,9 +284,8 @@ def _folder() -> Iterator[pathlib.Path]:
         yield pathlib.Path(f) / "gpus.json"
 
 
-def ready(gpus: worker_client.WorkerGpus) -> None:
-    """Start a worker, and wait until it waits for a request."""
-    gpus.prepare()
+def wait_ready(gpus: worker_client.WorkerGpus) -> None:
+    """Wait until the worker that was started ahead waits for a request."""
     worker = gpus._ready  # noqa: SLF001 - it does not report when it is ready
     if worker is None:
         raise RuntimeError("no worker")

@@ -20,7 +20,6 @@ from typing import Any
 from mig_manager import errors
 from mig_manager.adapters import lean_imports
 from mig_manager.adapters.host import subprocesses
-from mig_manager.core import standbys
 from mig_manager.core.node import pod_object, resources, well_known
 
 _MAX_ANSWER_BYTES = 16 << 20
@@ -192,10 +191,10 @@ def worker_command(socket_path: str, *, linger_s: float = _LINGER_S) -> tuple[st
     return subprocesses.python(module, socket_path, str(linger_s))
 
 
-class WorkerPodResources(standbys.Standby):
+class WorkerPodResources:
     """Implements ``ports.DeviceAllocations``; for one thread at a time.
 
-    As a standby it starts the worker ahead, which imports what it needs and waits.
+    ``start_ahead`` starts the worker, which imports what it needs and waits.
     """
 
     def __init__(self, socket_path: str, *, command: Sequence[str] | None = None) -> None:
@@ -213,15 +212,15 @@ class WorkerPodResources(standbys.Standby):
         devices: Mapping[str, frozenset[str]] = self._request("allocatable")
         return devices
 
-    def prepare(self) -> None:
+    def start_ahead(self) -> None:
         """Start the worker; a failure shows when the worker is needed."""
         if self._worker is None or self._worker.is_over:
             with contextlib.suppress(errors.ClusterError, OSError, RuntimeError):
                 self._socket.check()
                 self._worker = _Worker(self._command)
 
-    def dismiss(self) -> None:
-        """End the worker, if it runs."""
+    def close(self) -> None:
+        """End the worker, if it runs; else it ends a while after the last request."""
         worker, self._worker = self._worker, None
         if worker is not None:
             worker.end()

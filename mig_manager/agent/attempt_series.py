@@ -160,7 +160,6 @@ class AttemptSeries:
             self._keep_journal(attempt)
             self.lacks_outcome = False
         finally:
-            self._context.deps.standby.dismiss()
             self._context.deps.pod_watch.dismiss()
             self._record = attempt.record
             if attempt.status.observed_gpus is not None:

@@ -1,9 +1,10 @@
 """Compose the ports of the agent's pipeline: API server, kubelet, GPUs, files and host."""
 
+import contextlib
 import dataclasses
 import functools
 import pathlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from mig_manager import gpu_ports
 from mig_manager.adapters import host, pod_resources
@@ -17,7 +18,7 @@ from mig_manager.adapters.host import (
 from mig_manager.adapters.kubernetes import api, kube_node, pod_claims, pods, watch
 from mig_manager.adapters.nvml import worker_client
 from mig_manager.agent import agent_settings
-from mig_manager.core import ports, standbys, timing
+from mig_manager.core import ports, timing
 from mig_manager.core.files import service_files
 from mig_manager.core.node import client_table
 from mig_manager.core.settings import host_settings
@@ -47,7 +48,7 @@ def of_node(
         gpus=_advertising_gpus(settings, workers, kube)
         if settings.advertises_simulated
         else workers,
-        standby=standbys.Standbys(workers, kubelet),
+        workers_ready=functools.partial(_workers_ready, workers, kubelet),
         node=kube_node.KubeNode(
             kube,
             name=settings.node_name,
@@ -88,6 +89,16 @@ def of_node(
     )
     # Simulated GPUs must not change the real machine.
     return deps if settings.gpus.is_simulated else _with_machine(deps, settings.host)
+
+
+@contextlib.contextmanager
+def _workers_ready(
+    gpus: worker_client.WorkerGpus, kubelet: pod_resources.WorkerPodResources
+) -> Iterator[None]:
+    # Kubelet's worker serves all requests, and the first follows the first answer of the GPUs.
+    kubelet.start_ahead()
+    with gpus.kept_ready():
+        yield
 
 
 def _advertising_gpus(

@@ -56,7 +56,8 @@ def run(attempt: attempts.Attempt) -> outcomes.Outcome:
             slots.take_again(attempt)
         except (errors.ClusterError, errors.LockedError) as error:
             return attempt.failure(error.reason, error.message)
-        outcome = _run_locked(attempt)
+        with attempt.deps.workers_ready():
+            outcome = _run_locked(attempt)
         _save_for_boot(attempt, outcome)
         return outcome
 
@@ -111,7 +112,6 @@ def _steps(attempt: attempts.Attempt) -> outcomes.Outcome:
         target = resolving.resolve(attempt)
     except (errors.ConfigError, errors.LayoutError) as error:
         return verification.verify_unchanged(attempt, resolving.keep_verified(attempt, error))
-    attempt.deps.standby.prepare()
     gpus = resolving.observed_for(attempt, target)
     if isinstance(target, targets.LayoutTarget):
         resolving.record_content(attempt, target, gpus)

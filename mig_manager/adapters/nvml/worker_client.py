@@ -18,7 +18,7 @@ import structlog
 from mig_manager import errors, reasons
 from mig_manager.adapters.host import device_users, procfs, subprocesses
 from mig_manager.adapters.nvml import last_calls
-from mig_manager.core import gpu_processes, model, ports, standbys, steps
+from mig_manager.core import gpu_processes, model, ports, steps
 
 if TYPE_CHECKING:
     from mig_manager.core.acceptance import surveys
@@ -102,14 +102,14 @@ class _Worker:
 
 
 @dataclasses.dataclass(kw_only=True, eq=False, repr=False, match_args=False)
-class WorkerGpus(standbys.Standby):
+class WorkerGpus:
     """Implements ``ports.Gpus``: each call in a process of its own; for one thread at a time.
 
     Every call raises HardwareError, also NVML_TIMEOUT if the worker did not answer in time and
     NVML_ERROR if a signal killed it.
 
-    As ``standbys.Standby`` it starts the process of the next call ahead, which imports what it
-    needs and waits without touching the driver.
+    Within ``kept_ready`` the process of the next call is started ahead. It imports what it needs
+    and waits without touching the driver.
     """
 
     command: Sequence[str]
@@ -122,15 +122,26 @@ class WorkerGpus(standbys.Standby):
     _observed: model.ObservedGpus = dataclasses.field(default=model.NO_GPUS, init=False)
     _by_index: dict[int, model.Gpu] = dataclasses.field(default_factory=dict, init=False)
     _ready: _Worker | None = dataclasses.field(default=None, init=False)
+    _is_kept_ready: bool = dataclasses.field(default=False, init=False)
 
-    def prepare(self) -> None:
+    @contextlib.contextmanager
+    def kept_ready(self) -> Iterator[None]:
+        """Keep a worker ready for the next call in the context, up to the execution of a plan."""
+        self._is_kept_ready = True
+        try:
+            self._start_ahead()
+            yield
+        finally:
+            self._is_kept_ready = False
+            self._end_ready()
+
+    def _start_ahead(self) -> None:
         """Start the worker of the next call; a failure shows when the worker is needed."""
-        if self._ready is None:
+        if self._is_kept_ready and self._ready is None:
             with contextlib.suppress(errors.HardwareError):
                 self._ready = _Worker(self.command)
 
-    def dismiss(self) -> None:
-        """End the worker of the next call."""
+    def _end_ready(self) -> None:
         worker, self._ready = self._ready, None
         if worker is not None:
             self._end(worker)
@@ -153,6 +164,8 @@ class WorkerGpus(standbys.Standby):
             dataclasses.replace(gpu, gpu_instances=()) for gpu in observed if gpu.uuid in uuids
         )
         self.telemetry.steps_began(plan)
+        # Only a rollback needs another worker.
+        self._is_kept_ready = False
         with self._timed("execute"):
             gpus: model.ObservedGpus = self._ask(("execute", plan, without_instances))
         self._observed = self._observed.with_newer(gpus)
@@ -211,7 +224,7 @@ class WorkerGpus(standbys.Standby):
             )
         # It may have died while it waited.
         if self._ready is not None and self._ready.child.status is not None:
-            self.dismiss()
+            self._end_ready()
         worker, self._ready = self._ready or _Worker(self.command), None
         answer: Any = None
         failure = None
@@ -226,6 +239,7 @@ class WorkerGpus(standbys.Standby):
             _log.warning("gpu_worker_stderr", stderr=stderr)
         match failure:
             case None:
+                self._start_ahead()
                 outcome, totals = answer
                 for function, count, seconds in totals:
                     self.telemetry.nvml_called(function, count, seconds)

@@ -129,7 +129,6 @@ def _plan_and_check(
 
     ``last`` is the last plan, whose affected pods must be known.
     """
-    attempt.deps.standby.prepare()
     attempt.deps.pod_watch.expect_change()
     change = _plan_for_usage(attempt, inputs, last)
     # Another plan may affect other pods, whose devices were not waited for.

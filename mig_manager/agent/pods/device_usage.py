@@ -107,8 +107,6 @@ def require_idle(
             raise errors.GpuInUseError("; ".join(blocking))
 
     wait.retry(check, may_pass=lambda error: isinstance(error, errors.GpuInUseError))
-    # The query has used the worker that was started ahead.
-    deps.standby.prepare()
 
 
 def name_users(attempt: attempts.Attempt, plan: steps.Plan, gpus: model.ObservedGpus) -> str:

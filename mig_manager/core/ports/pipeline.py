@@ -1,10 +1,11 @@
 """What a run of the agent's pipeline works with."""
 
+import contextlib
 import dataclasses
 from collections.abc import Callable
 from typing import Protocol
 
-from mig_manager.core import gpu_processes, standbys, timing
+from mig_manager.core import gpu_processes, timing
 from mig_manager.core.node import client_table
 from mig_manager.core.ports.cluster import Node, PodWatch, ResourceSlices, Slots, Workloads
 from mig_manager.core.ports.gpus import GpuReset, Gpus
@@ -51,8 +52,8 @@ class Dependencies:
     verified_layout_file: KeptText  # keeps the verified layout for the next boot
     host_copy_file: KeptText  # keeps a copy of the request's record and the journal
     telemetry: Telemetry = dataclasses.field(default_factory=Telemetry)
-    standby: standbys.Standby = dataclasses.field(default_factory=standbys.Standbys)
-    """Prepares worker processes before the GPUs are observed or changed."""
+    workers_ready: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
+    """Starts worker processes for the GPUs and kubelet ahead of the calls in its context."""
     boot_id: str = ""  # differs after each reboot
     reset: GpuReset | None = None  # None: the agent may not reset GPUs
     reboot: Reboot | None = None  # None: the agent may not reboot the node

@@ -19,7 +19,7 @@ def client(kubelet: GrpcKubelet) -> Iterator[pod_resources.WorkerPodResources]:
     kubelet.start()
     made = pod_resources.WorkerPodResources(str(kubelet.path))
     yield made
-    made.dismiss()
+    made.close()
 
 
 def a_client(kubelet: GrpcKubelet, *command: str) -> pod_resources.WorkerPodResources:
@@ -28,19 +28,19 @@ def a_client(kubelet: GrpcKubelet, *command: str) -> pod_resources.WorkerPodReso
     )
 
 
-def test_requests_share_a_process_started_ahead_until_dismissed(
+def test_requests_share_a_process_started_ahead_until_closed(
     client: pod_resources.WorkerPodResources,
 ) -> None:
     before = children()
-    client.prepare()
-    client.prepare()
+    client.start_ahead()
+    client.start_ahead()
     (first,) = children() - before
     client.allocatable()
     client.assigned_devices()
     assert children() - before == {first}
-    client.dismiss()
+    client.close()
     assert children() <= before
-    client.dismiss()
+    client.close()
 
 
 def test_an_idle_worker_ends_with_its_process_and_descriptors(kubelet: GrpcKubelet) -> None:
@@ -53,10 +53,10 @@ def test_an_idle_worker_ends_with_its_process_and_descriptors(kubelet: GrpcKubel
         lambda: children() <= before and descriptors() <= files, "the end of the client's process"
     )
     assert client.allocatable() == {}
-    client.dismiss()
+    client.close()
 
 
-def test_dismissal_does_not_signal_a_reaped_process(
+def test_closing_does_not_signal_a_reaped_process(
     kubelet: GrpcKubelet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def killpg(group: int, number: int) -> None:
@@ -66,12 +66,12 @@ def test_dismissal_does_not_signal_a_reaped_process(
     kill, signalled = os.killpg, list[int]()
     kubelet.start()
     client, before, files = a_client(kubelet), children(), descriptors()
-    client.prepare()
+    client.start_ahead()
     waiting.until(
         lambda: children() <= before and descriptors() <= files, "the end of the client's process"
     )
     monkeypatch.setattr(os, "killpg", killpg)
-    client.dismiss()
+    client.close()
     assert signalled == []
 
 
@@ -97,7 +97,7 @@ def test_kubelets_refusal_is_raised_as_without_a_worker(
 def test_a_missing_socket_is_an_error_and_starts_nothing(kubelet: GrpcKubelet) -> None:
     before = children()
     client = a_client(kubelet)
-    client.prepare()
+    client.start_ahead()
     with pytest.raises(errors.ClusterError, match="No such file"):
         client.assigned_devices()
     assert children() <= before

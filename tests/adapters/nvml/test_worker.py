@@ -137,10 +137,10 @@ open({str(file)!r}, "w").close()
 signal.pause()
 """
     gpus = child(IN_A_CALL + script, timeout_s=2.0)
-    gpus.prepare()
-    waiting.until(file.exists, "a worker that hangs")
-    with pytest.raises(errors.HardwareError) as caught:
-        gpus.observe()
+    with gpus.kept_ready():
+        waiting.until(file.exists, "a worker that hangs")
+        with pytest.raises(errors.HardwareError) as caught:
+            gpus.observe()
     assert caught.value.message == (
         "the GPU worker gave no answer within 2 s and was killed; "
         "no NVML call was under way, the last was nvmlInit"
@@ -159,46 +159,50 @@ def test_an_interrupted_call_leaves_no_worker_behind() -> None:
         signal.signal(signal.SIGUSR1, before)
 
 
-def test_worker_started_ahead_is_used_dismissed_or_replaced(tmp_path: pathlib.Path) -> None:
+def test_kept_workers_are_used_replaced_and_ended(tmp_path: pathlib.Path) -> None:
     file = tmp_path / "pid"
 
-    def prepare_worker() -> int:
-        gpus.prepare()
-        waiting.until(lambda: file.exists() and bool(file.read_text()), "the file")
-        return int(file.read_text())
+    def await_worker() -> int:
+        waiting.until(lambda: file.exists() and bool(file.read_text()), "a worker started ahead")
+        pid = int(file.read_text())
+        file.unlink()
+        return pid
+
+    def is_waiting(pid: int) -> bool:
+        return pathlib.Path(f"/proc/{pid}").exists()
 
     gpus = child(f"""
 open({str(file)!r}, "w").write(str(os.getpid()))
 parent.receive()
 answer(model.NO_GPUS)
 """)
-    ahead = prepare_worker()
-    gpus.prepare()
-    assert gpus.observe() == ()
-    assert int(file.read_text()) == ahead
-    assert gpus.observe() == ()
-    assert int(file.read_text()) != ahead
+    with gpus.kept_ready():
+        first = await_worker()
+        assert gpus.observe() == ()
+        assert not is_waiting(first)
+        killed = await_worker()
+        os.kill(killed, signal.SIGKILL)
+        os.waitid(os.P_PID, killed, os.WEXITED | os.WNOWAIT)
+        assert gpus.observe() == ()
+        assert await_worker() != killed
+        last = await_worker()
+        assert is_waiting(last)
+    assert not is_waiting(last)
 
-    file.unlink()
-    ahead = prepare_worker()
-    os.kill(ahead, signal.SIGKILL)
-    os.waitid(os.P_PID, ahead, os.WEXITED | os.WNOWAIT)
-    assert gpus.observe() == ()
-    assert int(file.read_text()) != ahead
 
-    file.unlink()
-    ahead = prepare_worker()
-    gpus.dismiss()
-    assert not pathlib.Path(f"/proc/{ahead}").exists()
-    gpus.dismiss()
+def test_no_worker_is_started_ahead_after_a_plan_was_executed() -> None:
+    before = processes.children()
+    gpus = child("parent.receive(); answer(model.NO_GPUS)")
+    with gpus.kept_ready():
+        assert len(processes.children() - before) == 1
+        gpus.execute(steps.Plan(gpus=()))
+        assert processes.children() <= before
 
 
 def test_worker_that_cannot_start_is_an_error_only_when_needed() -> None:
     gpus = worker_client.WorkerGpus(command=["/does/not/exist"], timeout_s=1.0)
-    gpus.prepare()
-    with pytest.raises(errors.HardwareError, match="cannot be started"):
+    with gpus.kept_ready(), pytest.raises(errors.HardwareError, match="cannot be started"):
         gpus.observe()
-    gpus.dismiss()
 
 
 # -- the worker's own side --------------------------------------------------------------------
@@ -269,10 +273,10 @@ answer(model.NO_GPUS)
     gpus = child(script, timeout_s=6.0)
     with structlog.testing.capture_logs() as logs:
         try:
-            gpus.prepare()
-            waiting.until(pid_file.exists, "a worker that is traced")
-            with pytest.raises(errors.HardwareError) as caught:
-                gpus.observe()
+            with gpus.kept_ready():
+                waiting.until(pid_file.exists, "a worker that is traced")
+                with pytest.raises(errors.HardwareError) as caught:
+                    gpus.observe()
             if "status 99" in caught.value.message:
                 pytest.skip("processes may not be traced here")
             match = re.fullmatch(

@@ -1,12 +1,13 @@
 """The pipeline over a small node in memory: request and rig in, rig out."""
 
+import contextlib
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import pytest
 import structlog
 
-from mig_manager.core import model, standbys, steps
+from mig_manager.core import model, steps
 from mig_manager.core.node import discovery_labels, well_known
 from mig_manager.core.records import inventory_codec, run_status
 from mig_manager.reasons import Reason
@@ -139,15 +140,14 @@ def test_an_active_or_impossible_layout_is_never_pending(name: str) -> None:
     assert levels == ["info" if is_active else "warning"]
 
 
-def test_standby_and_pod_watch_begin_before_a_change_and_end_with_it() -> None:
+def test_workers_and_pod_watch_begin_before_a_change_and_end_with_it() -> None:
     rig = nodes.node()
 
-    class Standby(standbys.Standby):
-        def prepare(self) -> None:
-            rig.log.append("prepare")
-
-        def dismiss(self) -> None:
-            rig.log.append("dismiss")
+    @contextlib.contextmanager
+    def workers_ready() -> Iterator[None]:
+        rig.log.append("workers ready")
+        yield
+        rig.log.append("workers end")
 
     class PodWatch(fakes.FakePodWatch):
         def expect_change(self) -> None:
@@ -156,17 +156,16 @@ def test_standby_and_pod_watch_begin_before_a_change_and_end_with_it() -> None:
         def dismiss(self) -> None:
             rig.log.append("dismiss watch")
 
-    agent = agents.new_agent(rig, standby=Standby(), pod_watch=PodWatch())
-    # The query of the processes uses the worker that was prepared before it.
-    before = ["prepare", "gpus.observe", "prepare", "expect change", "prepare"]
-    order = [*before, "gpus.execute", "dismiss", "dismiss watch"]
+    agent = agents.new_agent(rig, workers_ready=workers_ready, pod_watch=PodWatch())
+    before = ["workers ready", "gpus.observe", "expect change"]
+    order = [*before, "gpus.execute", "workers end", "dismiss watch"]
 
     agents.run(rig, "all-1g.5gb", by=agent)
     assert [what for what in rig.log if what in order] == order
     rig.log.clear()
     agents.run(rig, "all-1g.5gb", by=agent)
     assert "expect change" not in rig.log
-    assert (rig.log.count("dismiss"), rig.log.count("dismiss watch")) == (1, 1)
+    assert (rig.log.count("workers end"), rig.log.count("dismiss watch")) == (1, 1)
 
 
 def test_only_pods_on_destroyed_instances_are_evicted() -> None:

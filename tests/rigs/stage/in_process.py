@@ -1,5 +1,6 @@
 """Whole agents in this process: no worker process stands between them and GPUs and kubelet."""
 
+import contextlib
 import dataclasses
 import threading
 import time
@@ -10,7 +11,7 @@ from mig_manager.adapters import host, pod_resources
 from mig_manager.adapters.kubernetes import api
 from mig_manager.adapters.nvml import nvml_gpus
 from mig_manager.agent import agent_settings, main
-from mig_manager.core import liveness, ports, standbys
+from mig_manager.core import liveness, ports
 from testkit import apiserver
 from tests.rigs.node import simulated_rig
 
@@ -73,7 +74,7 @@ def new_agent(
         "gpus": gpus,
         "allocations": pod_resources.PodResources(str(settings.pod_resources_socket)),
         "processes": simulated_rig.processes,
-        "standby": standbys.Standbys(),
+        "workers_ready": contextlib.nullcontext,
     }
     return main.AgentService(
         settings,
