@@ -43,7 +43,7 @@ def wait(attempt: attempts.Attempt) -> None:
         sleep=lambda seconds: attempt.cancel.wait(seconds * random.uniform(0.5, 1.0)),  # noqa: S311
         backoff=_BACKOFF,
     )
-    published, published_at_s = "", 0.0
+    published, published_at_s = "", -math.inf
     checked_ids, checked_at_s = None, clock.monotonic()
     for _ in waiting.attempts():
         why = _take(slots)
@@ -53,8 +53,7 @@ def wait(attempt: attempts.Attempt) -> None:
         if now_s - checked_at_s >= attempt.limits.drift_check_interval_s:
             checked_ids = withdrawing.observe_and_withdraw(attempt, checked_ids)
             checked_at_s = now_s
-        may_publish = not published or now_s - published_at_s >= _PUBLISH_AGAIN_S
-        if why != published and may_publish:
+        if why != published and now_s - published_at_s >= _PUBLISH_AGAIN_S:
             published, published_at_s = why, now_s
             attempt.recorder.enter(model.Phase.WAIT, why)
 

@@ -99,6 +99,26 @@ def test_nothing_happens_at_rest_on_a_node_without_on_demand_partitioning(
     assert not watch.is_kept
 
 
+def test_use_that_returns_after_a_lost_answer_is_published_again(rig: node_rig.NodeRig) -> None:
+    agent = on_demand(rig)
+    catch_up(rig, agent)
+    before = published_use(rig)
+    lost = errors.ClusterError("lost", reason=reasons.Reason.API_ERROR)
+    rig.lose_answer_at = dict.fromkeys(range(len(rig.log), len(rig.log) + 20), lost)
+    new = rig.pods.add("new", devices=frozenset({nodes.device(rig, GPU_0, "3g.20gb")}))
+    use_changed(agent)
+    rig.clock.wait(agent.capacity.next_in_s)
+    agent.capacity.refresh()
+    assert published_use(rig) != before
+
+    rig.lose_answer_at.clear()
+    rig.pods.remove(new)
+    use_changed(agent)
+    catch_up(rig, agent)
+
+    assert published_use(rig) == before
+
+
 def test_change_of_use_at_rest_is_published_in_one_patch(rig: node_rig.NodeRig) -> None:
     agent = on_demand(rig)
     catch_up(rig, agent)
