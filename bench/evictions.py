@@ -23,7 +23,7 @@ import yaml
 
 from mig_manager.adapters.kubernetes import api, responses
 from tests.rigs import api_objects, waiting
-from tests.rigs.cluster import envtest
+from tests.rigs.cluster import account_rights, api_servers, deploy_files, envtest
 from tests.rigs.stage import clusters
 
 _SLOWEST = 1.2
@@ -45,7 +45,7 @@ def main() -> None:
         "--policy",
         type=pathlib.Path,
         nargs="+",
-        default=[clusters.DEPLOY / "policy" / "policy.yaml"],
+        default=[deploy_files.DEPLOY / "policy" / "policy.yaml"],
         help="files with the policies (default: deploy/policy/policy.yaml)",
     )
     options = parser.parse_args()
@@ -57,16 +57,19 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="mig-") as name:
         folder = pathlib.Path(name)
         server = envtest.EnvtestServer(envtest.assets(), folder)
-        with server.running(), contextlib.closing(clusters.EnvtestCluster(server, folder)) as real:
-            real.grant(clusters.SHIPPED)
-            for each in clusters.manifest_objects("evictions/evictions.yaml"):
+        with (
+            server.running(),
+            contextlib.closing(api_servers.EnvtestCluster(server, folder)) as real,
+        ):
+            real.grant(account_rights.SHIPPED)
+            for each in deploy_files.manifest_objects("evictions/evictions.yaml"):
                 real.kube.delete(_path(each))
             sys.exit(_run(server, real, folder, options.pods, objects))
 
 
 def _run(
     server: envtest.EnvtestServer,
-    real: clusters.EnvtestCluster,
+    real: api_servers.EnvtestCluster,
     folder: pathlib.Path,
     count: int,
     policies: Sequence[api_objects.Object],
@@ -77,8 +80,8 @@ def _run(
         _connect(server, path)
         for path in (
             server.kubeconfig(folder / "admin", token=envtest.ADMIN_TOKEN),
-            real.kubeconfig(folder / "agent", clusters.MANAGER, node=clusters.NODE),
-            real.kubeconfig(folder / "unbound", clusters.MANAGER),
+            real.kubeconfig(folder / "agent", account_rights.MANAGER, node=clusters.NODE),
+            real.kubeconfig(folder / "unbound", account_rights.MANAGER),
         )
     )
     pods = [{"metadata": {"name": name}, "spec": _POD} for name in names]
@@ -130,7 +133,7 @@ def _switch(
     for each in policies:
         with contextlib.suppress(responses.ApiError):  # it exists, or is gone
             if is_on:
-                admin.post(clusters.collection(each), each)
+                admin.post(deploy_files.collection(each), each)
             else:
                 admin.delete(_path(each))
     waiting.until(
@@ -140,7 +143,7 @@ def _switch(
 
 
 def _path(thing: api_objects.Object) -> str:
-    return f"{clusters.collection(thing)}/{thing['metadata']['name']}"
+    return f"{deploy_files.collection(thing)}/{thing['metadata']['name']}"
 
 
 def _evict(kube: api.KubeApi, name: str, labels: Mapping[str, str]) -> float:

@@ -23,8 +23,8 @@ import pytest
 from mig_manager.adapters.host import log
 from testkit import bounds, day, day_layouts
 from tests.cluster import device_watch, pods_of_a_day, sandbox_nodes
-from tests.rigs.cluster import audit, envtest
-from tests.rigs.stage import agent_stage, clusters
+from tests.rigs.cluster import api_servers, audit, envtest
+from tests.rigs.stage import agent_stage
 
 _GPUS_EACH = 8
 _SLICES = 7
@@ -167,7 +167,7 @@ def _play(name: str, plan: Plan, folder: pathlib.Path) -> Entry:
     )
     server = envtest.EnvtestServer(envtest.assets(), folder)
     with server.running():
-        real = clusters.EnvtestCluster(server, folder)
+        real = api_servers.EnvtestCluster(server, folder)
         try:
             with sandbox_nodes.running(real, shape) as nodes:
                 nodes.apply(requested)

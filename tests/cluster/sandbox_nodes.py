@@ -21,10 +21,9 @@ from mig_manager.sandbox.node import (
 )
 from tests.cluster import device_watch
 from tests.rigs import waiting
-from tests.rigs.cluster import envtest
-from tests.rigs.stage import clusters
+from tests.rigs.cluster import account_rights, api_servers, deploy_files, envtest
 
-PARTITIONER = clusters.Account(namespace="mig-manager", name="mig-manager-partitioner")
+PARTITIONER = account_rights.Account(namespace="mig-manager", name="mig-manager-partitioner")
 PARTITIONER_USER = f"system:serviceaccount:{PARTITIONER.namespace}:{PARTITIONER.name}"
 _CONTROLLERS = control_plane.sync_nodes, control_plane.sync_daemon_sets
 """The scheduler is the real one."""
@@ -48,7 +47,7 @@ class NodeShape:
 class Nodes(stages.Stage):
     """The nodes of a cluster with a real API server; use ``running``."""
 
-    def __init__(self, shape: NodeShape, real: clusters.EnvtestCluster) -> None:
+    def __init__(self, shape: NodeShape, real: api_servers.EnvtestCluster) -> None:
         super().__init__(
             shape.spec,
             shape.layouts,
@@ -66,14 +65,14 @@ class Nodes(stages.Stage):
         for machine in self.machines:
             machine.log = logs / machine.log.name
         exits.callback(self._real.clear)
-        self._real.grant(clusters.SHIPPED)
+        self._real.grant(account_rights.SHIPPED)
         people = str(self._real.server.kubeconfig(folder / "people", token=envtest.ADMIN_TOKEN))
         self.api = api.KubeApi.connect(kubeconfig=people)
         return api.KubeApi.connect(kubeconfig=people)
 
     def arguments(self, machine: machines.Machine) -> list[str]:
         path = self.config_file.with_name(f"{machine.name}.kubeconfig")
-        config = self._real.kubeconfig(path, clusters.MANAGER, node=machine.name)
+        config = self._real.kubeconfig(path, account_rights.MANAGER, node=machine.name)
         return machine.arguments(self.config_file, config, self._agent_options)
 
     def watched_nodes(self) -> list[device_watch.WatchedNode]:
@@ -140,23 +139,23 @@ class Nodes(stages.Stage):
 
 
 @contextlib.contextmanager
-def installed_partitioner(real: clusters.EnvtestCluster) -> Iterator[None]:
+def installed_partitioner(real: api_servers.EnvtestCluster) -> Iterator[None]:
     """Give the partitioner what its manifests give it, its Deployment aside."""
-    manifest = clusters.manifest_objects("partitioner/partitioner.yaml")
+    manifest = deploy_files.manifest_objects("partitioner/partitioner.yaml")
     made = [obj for obj in manifest if obj["kind"] != "Deployment"]
     for obj in made:
-        real.kube.post(clusters.collection(obj), obj)
+        real.kube.post(deploy_files.collection(obj), obj)
     try:
         right = "coordination.k8s.io", "leases", "create"
         waiting.until(lambda: real.may(PARTITIONER, right, PARTITIONER.namespace), "its rights")
         yield
     finally:
         for obj in made:
-            real.kube.delete(f"{clusters.collection(obj)}/{PARTITIONER.name}")
+            real.kube.delete(f"{deploy_files.collection(obj)}/{PARTITIONER.name}")
 
 
 @contextlib.contextmanager
-def running(real: clusters.EnvtestCluster, shape: NodeShape) -> Iterator[Nodes]:
+def running(real: api_servers.EnvtestCluster, shape: NodeShape) -> Iterator[Nodes]:
     """Run nodes, agents and kube-scheduler; at the end the cluster is cleared."""
     with Nodes(shape, real) as nodes, real.server.scheduling():
         yield nodes

@@ -12,16 +12,16 @@ from mig_manager.adapters import host
 from mig_manager.adapters.kubernetes import api, kube_node, lease_slots, pods, responses
 from mig_manager.core.node import evictions, pod_object, well_known
 from tests.rigs import api_objects, waiting
+from tests.rigs.cluster import account_rights, api_servers
 from tests.rigs.cluster.apirig import NODES, PODS
-from tests.rigs.stage import clusters
 
 NAME = "answering"
 OTHERS_UID = "00000000-0000-0000-0000-000000000000"
 
 
 @pytest.fixture
-def kube(where: clusters.Cluster, tmp_path: pathlib.Path) -> Iterator[api.KubeApi]:
-    with where.admit(tmp_path, clusters.SHIPPED) as credentials:
+def kube(where: api_servers.Cluster, tmp_path: pathlib.Path) -> Iterator[api.KubeApi]:
+    with where.admit(tmp_path, account_rights.SHIPPED) as credentials:
         people = api.KubeApi.connect(kubeconfig=str(credentials.people))
         people.post(NODES, {"metadata": {"name": NAME, "labels": {"a": "1"}}})
         yield people
@@ -50,9 +50,9 @@ def pod(kube: api.KubeApi, workloads: pods.KubeWorkloads) -> pod_object.Pod:
 
 
 def add_budget(
-    where: clusters.Cluster, kube: api.KubeApi, name: str, spec: Mapping[str, object]
+    where: api_servers.Cluster, kube: api.KubeApi, name: str, spec: Mapping[str, object]
 ) -> None:
-    kube.post(clusters.BUDGETS, a_budget(name, spec))
+    kube.post(api_servers.BUDGETS, a_budget(name, spec))
     where.count_disruptions(kube, name)
 
 
@@ -128,7 +128,7 @@ def test_a_bound_pod_does_not_stay_unschedulable(kube: api.KubeApi) -> None:
     ],
 )
 def test_budgets_block_the_eviction_of_a_running_pod_and_are_named(
-    where: clusters.Cluster,
+    where: api_servers.Cluster,
     kube: api.KubeApi,
     workloads: pods.KubeWorkloads,
     budgets: Mapping[str, int],
@@ -148,7 +148,7 @@ def test_budgets_block_the_eviction_of_a_running_pod_and_are_named(
 
 
 def test_a_dry_run_does_not_use_up_a_budget_and_an_eviction_does(
-    where: clusters.Cluster, kube: api.KubeApi, workloads: pods.KubeWorkloads
+    where: api_servers.Cluster, kube: api.KubeApi, workloads: pods.KubeWorkloads
 ) -> None:
     one, other = create(kube, workloads, "one"), create(kube, workloads, "other")
     add_budget(where, kube, "guard", at_most(1))
@@ -180,7 +180,7 @@ def test_a_dry_run_does_not_use_up_a_budget_and_an_eviction_does(
     ],
 )
 def test_a_budget_covers_the_pods_that_the_api_server_says_it_covers(
-    where: clusters.Cluster,
+    where: api_servers.Cluster,
     kube: api.KubeApi,
     workloads: pods.KubeWorkloads,
     pod: pod_object.Pod,
@@ -254,7 +254,7 @@ def a_lease(**spec: object) -> api_objects.Object:
 
 
 LABELS, ANNOTATIONS = "is invalid: metadata.labels: Invalid", "is invalid: metadata.annotations: "
-ELSEWHERE = f"/api/v1/namespaces/{clusters.MANAGER.namespace}/events"
+ELSEWHERE = f"/api/v1/namespaces/{account_rights.MANAGER.namespace}/events"
 REFUSALS: list[tuple[str, str, object, int, str]] = [
     ("get", f"{NODES}/none", {}, 404, 'nodes "none" not found'),
     ("get", "/api/v1/nothing", {}, 404, "the server could not find the requested resource"),
@@ -310,7 +310,7 @@ REFUSALS: list[tuple[str, str, object, int, str]] = [
     # -- Events, Leases and budgets -----------------------------------------------------------
     (
         "post",
-        clusters.EVENTS,
+        api_servers.EVENTS,
         item("e") | {"firstTimestamp": "noon"},
         400,
         'Event in version "v1" cannot be handled as a Event: parsing time "noon"',
@@ -323,12 +323,18 @@ REFUSALS: list[tuple[str, str, object, int, str]] = [
         422,
         "does not match event.namespace",
     ),
-    ("post", clusters.LEASES, a_lease(renewTime="2026-01-02T03:04:05Z"), 400, ""),
-    ("post", clusters.LEASES, a_lease(leaseDurationSeconds="15"), 400, ""),
-    ("post", clusters.LEASES, a_lease(leaseDurationSeconds=0), 422, "must be greater than 0"),
-    ("post", clusters.LEASES, a_lease(leaseTransitions=-1), 422, "must be greater than or equal"),
+    ("post", api_servers.LEASES, a_lease(renewTime="2026-01-02T03:04:05Z"), 400, ""),
+    ("post", api_servers.LEASES, a_lease(leaseDurationSeconds="15"), 400, ""),
+    ("post", api_servers.LEASES, a_lease(leaseDurationSeconds=0), 422, "must be greater than 0"),
+    (
+        "post",
+        api_servers.LEASES,
+        a_lease(leaseTransitions=-1),
+        422,
+        "must be greater than or equal",
+    ),
     *(
-        ("post", clusters.BUDGETS, a_budget("odd", spec), 422, "is invalid: spec")
+        ("post", api_servers.BUDGETS, a_budget("odd", spec), 422, "is invalid: spec")
         for spec in (
             {"minAvailable": "half"},
             {"maxUnavailable": -1},
@@ -410,7 +416,7 @@ def test_slots_are_acquired_renewed_and_released_over_the_api(kube: api.KubeApi)
     first, second = (
         lease_slots.LeaseSlots(
             kube,
-            namespace=clusters.MANAGER.namespace,
+            namespace=account_rights.MANAGER.namespace,
             node_name=name,
             limit=1,
             clock=host.SystemClock(),
@@ -420,7 +426,7 @@ def test_slots_are_acquired_renewed_and_released_over_the_api(kube: api.KubeApi)
     )
 
     def slot() -> Mapping[str, Any]:
-        (lease,) = kube.get(clusters.LEASES)["items"]
+        (lease,) = kube.get(api_servers.LEASES)["items"]
         spec: Mapping[str, Any] = lease["spec"]
         return spec
 

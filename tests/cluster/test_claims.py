@@ -16,8 +16,7 @@ from mig_manager.sandbox.driver import state_file
 from mig_manager.sandbox.node import cluster_view, device_plugin, manifests, objects
 from tests.cluster import sandbox_nodes
 from tests.rigs import waiting
-from tests.rigs.cluster import audit, dra_driver
-from tests.rigs.stage import clusters
+from tests.rigs.cluster import api_servers, audit, dra_driver
 
 pytestmark = pytest.mark.cluster
 
@@ -35,7 +34,7 @@ _TIMES = ("--quiet-s", "0.3", "--longest-wait-s", "1", "--cooldown-s", "0.5")
 class ClaimsScene:
     """A node with seven small devices, which the scheduler allocates by claims."""
 
-    def __init__(self, real: clusters.EnvtestCluster, nodes: sandbox_nodes.Nodes) -> None:
+    def __init__(self, real: api_servers.EnvtestCluster, nodes: sandbox_nodes.Nodes) -> None:
         self.real = real
         self.nodes = nodes
         (machine,) = nodes.machines
@@ -98,7 +97,7 @@ class ClaimsScene:
 
 
 @pytest.fixture
-def scene(real_cluster: clusters.EnvtestCluster) -> Iterator[ClaimsScene]:
+def scene(real_cluster: api_servers.EnvtestCluster) -> Iterator[ClaimsScene]:
     shape = sandbox_nodes.NodeShape(
         names=(NODE,), spec=f"1x{PRODUCT}", layouts=LAYOUTS, agent_options=("--custom-layouts",)
     )

@@ -15,7 +15,7 @@ from mig_manager.adapters.kubernetes import api
 from mig_manager.core.node import claims, well_known
 from mig_manager.sandbox.node import cluster_view, manifests, objects
 from tests.rigs import api_objects, waiting
-from tests.rigs.cluster import dra_driver
+from tests.rigs.cluster import account_rights, api_servers, dra_driver
 from tests.rigs.node import gpu_values
 from tests.rigs.stage import agent_stage, clusters
 
@@ -77,7 +77,9 @@ def delete_all(kube: api.KubeApi, path: str) -> None:
 
 
 @contextlib.contextmanager
-def dra_stage(where: clusters.Cluster, folder: pathlib.Path) -> Iterator[agent_stage.AgentStage]:
+def dra_stage(
+    where: api_servers.Cluster, folder: pathlib.Path
+) -> Iterator[agent_stage.AgentStage]:
     """A node that the DRA driver serves alone, with seven instances."""
     with clusters.stage(where, folder) as stage, contextlib.ExitStack() as exits:
         exits.callback(delete_all, stage.api, CLAIMS)
@@ -94,7 +96,7 @@ def dra_stage(where: clusters.Cluster, folder: pathlib.Path) -> Iterator[agent_s
 
 @pytest.mark.parametrize("run", [run_with_claim, run_with_limit])
 def test_one_of_two_pods_with_claims_leaves_and_the_slices_are_verified(
-    where_in_depth: clusters.Cluster,
+    where_in_depth: api_servers.Cluster,
     tmp_path: pathlib.Path,
     run: Callable[[agent_stage.AgentStage, str, str], None],
 ) -> None:
@@ -127,11 +129,11 @@ def test_one_of_two_pods_with_claims_leaves_and_the_slices_are_verified(
 
 @pytest.mark.cluster
 def test_policy_lets_an_agent_withdraw_only_its_nodes_slices(
-    real_cluster: clusters.EnvtestCluster, tmp_path: pathlib.Path
+    real_cluster: api_servers.EnvtestCluster, tmp_path: pathlib.Path
 ) -> None:
     foreign = [("other", dra_driver.NAME), (clusters.NODE, "nic.example.com")]
     with (
-        real_cluster.admit(tmp_path, clusters.SHIPPED) as credentials,
+        real_cluster.admit(tmp_path, account_rights.SHIPPED) as credentials,
         contextlib.closing(api.KubeApi.connect(kubeconfig=str(credentials.agent))) as agent,
         contextlib.ExitStack() as exits,
     ):

@@ -8,7 +8,7 @@ from mig_manager.core import model
 from mig_manager.core.layout import config
 from mig_manager.sandbox import machines
 from tests.rigs import api_objects
-from tests.rigs.cluster import operator_pod
+from tests.rigs.cluster import account_rights, api_servers, operator_pod
 from tests.rigs.stage import agent_stage, clusters
 
 LAYOUT = "all-1g.5gb"
@@ -38,10 +38,10 @@ class OperatorsStage(agent_stage.AgentStage):
 
 
 def test_operators_rights_suffice_for_a_layout_that_evicts_no_pod(
-    where_in_depth: clusters.Cluster, tmp_path: pathlib.Path
+    where_in_depth: api_servers.Cluster, tmp_path: pathlib.Path
 ) -> None:
     with clusters.stage(
-        where_in_depth, tmp_path, rights=clusters.STOCK_OPERATOR, kind=OperatorsStage
+        where_in_depth, tmp_path, rights=account_rights.STOCK_OPERATOR, kind=OperatorsStage
     ) as stage:
         namespace = f"/api/v1/namespaces/{operator_pod.NAMESPACE}"
         # On no node, where the agent would take it for another manager.
@@ -69,13 +69,13 @@ def test_operators_rights_suffice_for_a_layout_that_evicts_no_pod(
 
 
 def test_a_layout_that_must_evict_fails_cleanly_with_operators_rights(
-    where_in_depth: clusters.Cluster, tmp_path: pathlib.Path
+    where_in_depth: api_servers.Cluster, tmp_path: pathlib.Path
 ) -> None:
     with clusters.stage(
         where_in_depth,
         tmp_path,
         *("--drain-timeout-s", "2"),
-        rights=clusters.STOCK_OPERATOR,
+        rights=account_rights.STOCK_OPERATOR,
         kind=OperatorsStage,
     ) as stage:
         stage.run_pods(clusters.TRAIN)
@@ -91,10 +91,10 @@ def test_a_layout_that_must_evict_fails_cleanly_with_operators_rights(
 
 
 def test_operators_rights_let_a_layout_wait_until_the_pods_have_ended(
-    where_in_depth: clusters.Cluster, tmp_path: pathlib.Path
+    where_in_depth: api_servers.Cluster, tmp_path: pathlib.Path
 ) -> None:
     with clusters.stage(
-        where_in_depth, tmp_path, rights=clusters.STOCK_OPERATOR, kind=OperatorsStage
+        where_in_depth, tmp_path, rights=account_rights.STOCK_OPERATOR, kind=OperatorsStage
     ) as stage:
         stage.run_pods(clusters.TRAIN)
         stage.label(LAYOUT)
@@ -107,7 +107,7 @@ def test_operators_rights_let_a_layout_wait_until_the_pods_have_ended(
 
 
 def test_nothing_is_touched_beside_the_operators_own_manager(
-    where_in_depth: clusters.Cluster, tmp_path: pathlib.Path
+    where_in_depth: api_servers.Cluster, tmp_path: pathlib.Path
 ) -> None:
     pods = f"/api/v1/namespaces/{operator_pod.NAMESPACE}/pods"
     name = "nvidia-mig-manager-abcde"

@@ -13,13 +13,14 @@ from mig_manager.adapters.kubernetes import api, events, leader, partitioner_clu
 from mig_manager.core.node import well_known
 from mig_manager.partitioner import announcer, demand_signal
 from tests.rigs import api_objects, waiting
+from tests.rigs.cluster import account_rights, api_servers, deploy_files
 from tests.rigs.cluster.apirig import NODES, PODS
 from tests.rigs.stage import clusters
 
 pytestmark = pytest.mark.cluster
 
 NAME = "mig-manager-partitioner"
-ACCOUNT = clusters.Account(namespace="mig-manager", name=NAME)
+ACCOUNT = account_rights.Account(namespace="mig-manager", name=NAME)
 OPTED_IN, OTHER = "opted-in", "other"
 LAYOUT = "{version: v1, mig-configs: {custom: [{devices: [0], mig-devices: {1g.5gb: 7}}]}}"
 REQUEST = {
@@ -38,15 +39,15 @@ def unheard() -> demand_signal.DemandSignal:
 
 @pytest.fixture(scope="module")
 def kube(
-    real_cluster: clusters.EnvtestCluster, tmp_path_factory: pytest.TempPathFactory
+    real_cluster: api_servers.EnvtestCluster, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[api.KubeApi]:
     """The API as the partitioner's account has it, with the shipped rights and policy."""
     folder = tmp_path_factory.mktemp("partitioner")
     people = real_cluster.kube
-    shipped = clusters.manifest_objects("partitioner/partitioner.yaml")
+    shipped = deploy_files.manifest_objects("partitioner/partitioner.yaml")
     made = [each for each in shipped if each["kind"] != "Deployment"]
     for obj in made:
-        people.post(clusters.collection(obj), obj)
+        people.post(deploy_files.collection(obj), obj)
     for name, node_labels in (
         (OPTED_IN, {well_known.PARTITIONING_LABEL: well_known.ON_DEMAND}),
         (OTHER, {}),
@@ -62,7 +63,7 @@ def kube(
         yield client
     real_cluster.clear()
     for obj in made:
-        people.delete(f"{clusters.collection(obj)}/{NAME}")
+        people.delete(f"{deploy_files.collection(obj)}/{NAME}")
 
 
 def is_admitted(kube: api.KubeApi, act: Act) -> bool:
@@ -90,7 +91,7 @@ def publishing(kind: str, name: str = "x", **metadata: object) -> Act:
         "involvedObject": {"apiVersion": "v1", "kind": kind, "name": name, "namespace": "default"},
         "reason": "Test",
     }
-    return lambda kube: kube.post(clusters.EVENTS, event)
+    return lambda kube: kube.post(api_servers.EVENTS, event)
 
 
 def test_the_shipped_rights_are_enough_for_its_work(kube: api.KubeApi) -> None:
@@ -120,7 +121,7 @@ def test_the_shipped_rights_are_enough_for_its_work(kube: api.KubeApi) -> None:
         assert announcer.Announcer(cluster, candidate, host.SystemClock()).announce("Test", "sums")
     assert logs == []
     candidate.release()
-    lease = kube.get(f"{clusters.LEASES}/{NAME}")
+    lease = kube.get(f"{api_servers.LEASES}/{NAME}")
     assert not lease["spec"].get("holderIdentity")
 
 
@@ -190,9 +191,9 @@ def test_events_about_pods_with_the_longest_names_are_accepted(
         (
             "writes its own Lease alone",
             [
-                lambda kube: kube.post(clusters.LEASES, {"metadata": {"name": "other"}}),
+                lambda kube: kube.post(api_servers.LEASES, {"metadata": {"name": "other"}}),
                 lambda kube: kube.post(
-                    clusters.LEASES, {"metadata": {"name": NAME, "finalizers": ["a.b/keep"]}}
+                    api_servers.LEASES, {"metadata": {"name": NAME, "finalizers": ["a.b/keep"]}}
                 ),
             ],
         ),
@@ -215,8 +216,8 @@ def test_the_policy_refuses_all_but_the_request_for_a_custom_layout(
         lambda kube: kube.get("/api/v1/namespaces/default/secrets"),
         lambda kube: kube.post(f"{PODS}/x/eviction", {"metadata": {"name": "x"}}),
         lambda kube: kube.delete(f"{PODS}/x"),
-        lambda kube: kube.get(clusters.LEASES),
-        lambda kube: kube.get(f"{clusters.LEASES}/other"),
+        lambda kube: kube.get(api_servers.LEASES),
+        lambda kube: kube.get(f"{api_servers.LEASES}/other"),
     ],
 )
 def test_the_role_grants_nothing_else(kube: api.KubeApi, act: Act) -> None:

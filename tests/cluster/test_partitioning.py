@@ -16,8 +16,8 @@ from mig_manager.sandbox.node import objects
 from testkit import day
 from tests.cluster import device_watch, pods_of_a_day, sandbox_nodes
 from tests.rigs import waiting
-from tests.rigs.cluster import audit
-from tests.rigs.stage import agent_stage, clusters
+from tests.rigs.cluster import api_servers, audit
+from tests.rigs.stage import agent_stage
 
 pytestmark = pytest.mark.cluster
 
@@ -46,7 +46,7 @@ def jobs(profiles: Mapping[str, int]) -> list[day.Job]:
 
 
 def test_pods_that_fit_are_placed_and_keep_devices_though_a_leader_dies(
-    real_cluster: clusters.EnvtestCluster,
+    real_cluster: api_servers.EnvtestCluster,
 ) -> None:
     shape = sandbox_nodes.NodeShape(
         names=("node-a", "node-b"),
@@ -72,13 +72,13 @@ def test_pods_that_fit_are_placed_and_keep_devices_though_a_leader_dies(
         played.create_on_time([_NEVER, *jobs(_MORNING)], end_s=_HALF_S)
         leader.end(signal.SIGKILL)
         # Its Lease keeps the other one waiting for most of a minute, which is tested elsewhere.
-        real_cluster.kube.delete(f"{clusters.LEASES}/{leases(real_cluster)[0]}")
+        real_cluster.kube.delete(f"{api_servers.LEASES}/{leases(real_cluster)[0]}")
         played.create_on_time(jobs(_EVENING), end_s=_HALF_S)
         waiting.until(
             lambda: played.has(lambda fate: fate.ended_s is not None or fate.job is _NEVER),
             "the end of every pod",
         )
-        events = real_cluster.kube.get(clusters.EVENTS)["items"]
+        events = real_cluster.kube.get(api_servers.EVENTS)["items"]
         assert not other.has_ended
         counts = requests.requests(sandbox_nodes.PARTITIONER_USER)
         asked_by_agents = requests.requests()
@@ -98,5 +98,5 @@ def test_pods_that_fit_are_placed_and_keep_devices_though_a_leader_dies(
     assert len(impossible) <= 2
 
 
-def leases(real: clusters.EnvtestCluster) -> list[str]:
-    return [objects.name(each) for each in real.kube.get(clusters.LEASES)["items"]]
+def leases(real: api_servers.EnvtestCluster) -> list[str]:
+    return [objects.name(each) for each in real.kube.get(api_servers.LEASES)["items"]]

@@ -18,7 +18,7 @@ from mig_manager.core.records import gpu_recovery, readiness
 from mig_manager.sandbox import advertising_gpus
 from mig_manager.sandbox.node import objects
 from tests.rigs import api_objects, waiting
-from tests.rigs.cluster import envtest
+from tests.rigs.cluster import account_rights, api_servers, envtest
 from tests.rigs.cluster.apirig import NODES, PODS
 from tests.rigs.shell import doctor_rig
 from tests.rigs.stage import clusters
@@ -27,8 +27,8 @@ pytestmark = pytest.mark.cluster
 
 NODE, OTHER = clusters.NODE, "other"
 RIGHTS = dataclasses.replace(
-    clusters.BUDGET,
-    everywhere=clusters.SHIPPED.everywhere | clusters.to("nodes", "create", "delete"),
+    account_rights.BUDGET,
+    everywhere=account_rights.SHIPPED.everywhere | account_rights.to("nodes", "create", "delete"),
 )
 """All that overlays add, and more: to see what the policy alone forbids."""
 KUBERNETES = tuple(
@@ -63,12 +63,12 @@ Act = Callable[[PolicyScene], Any]
 
 @pytest.fixture(scope="module")
 def module_scene(
-    real_cluster: clusters.EnvtestCluster, tmp_path_factory: pytest.TempPathFactory
+    real_cluster: api_servers.EnvtestCluster, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[PolicyScene]:
     folder = tmp_path_factory.mktemp("policy")
     people = real_cluster.kube
     with real_cluster.admit(folder, RIGHTS) as credentials, contextlib.ExitStack() as exits:
-        bare = real_cluster.kubeconfig(folder / "unbound", clusters.MANAGER)
+        bare = real_cluster.kubeconfig(folder / "unbound", account_rights.MANAGER)
         agent, unbound = (
             exits.enter_context(contextlib.closing(api.KubeApi.connect(kubeconfig=str(path))))
             for path in (credentials.agent, bare)
@@ -108,7 +108,7 @@ def scene(module_scene: PolicyScene) -> PolicyScene:
             "resourceVersion"
         ]
         module_scene.people.put(path, initial)
-    module_scene.people.delete(clusters.LEASES)
+    module_scene.people.delete(api_servers.LEASES)
     return module_scene
 
 
@@ -168,7 +168,7 @@ def publishing(kind: str, name: str, *, namespace: str = "", **metadata: object)
 def posting_lease(name: str, identity: str, **metadata: object) -> Act:
     lease = a_lease(name, identity)
     lease["metadata"] |= metadata
-    return lambda scene: scene.agent.post(clusters.LEASES, lease)
+    return lambda scene: scene.agent.post(api_servers.LEASES, lease)
 
 
 LABELS_OF_OTHERS = (
@@ -452,11 +452,11 @@ def test_the_agent_writes_slots_alone_and_for_its_own_node(
     now: str,
     is_allowed: bool,  # noqa: FBT001 - a row of the table
 ) -> None:
-    lease, write = a_lease(name, now), functools.partial(scene.agent.post, clusters.LEASES)
+    lease, write = a_lease(name, now), functools.partial(scene.agent.post, api_servers.LEASES)
     if before is not None:
-        made = scene.people.post(clusters.LEASES, a_lease(name, before))
+        made = scene.people.post(api_servers.LEASES, a_lease(name, before))
         lease["metadata"]["resourceVersion"] = made["metadata"]["resourceVersion"]
-        write = functools.partial(scene.agent.put, f"{clusters.LEASES}/{name}")
+        write = functools.partial(scene.agent.put, f"{api_servers.LEASES}/{name}")
 
     assert (not clusters.refusal(lambda: write(lease))) is is_allowed
 
@@ -464,17 +464,17 @@ def test_the_agent_writes_slots_alone_and_for_its_own_node(
 @pytest.mark.parametrize(
     ("account", "expected"),
     [
-        (clusters.MANAGER, doctor_rig.OK),
-        (clusters.OPERATORS, doctor_rig.WARN),
+        (account_rights.MANAGER, doctor_rig.OK),
+        (account_rights.OPERATORS, doctor_rig.WARN),
         (None, doctor_rig.SKIPPED),
     ],
     ids=["confined", "another account", "an administrator"],
 )
 def test_doctor_reports_whether_a_policy_confines_the_account(
     scene: PolicyScene,
-    real_cluster: clusters.EnvtestCluster,
+    real_cluster: api_servers.EnvtestCluster,
     tmp_path: pathlib.Path,
-    account: clusters.Account | None,
+    account: account_rights.Account | None,
     expected: doctor_report.CheckResult,
 ) -> None:
     path = tmp_path / "kubeconfig"

@@ -10,13 +10,13 @@ import yaml
 
 from mig_manager.sandbox.node import manifests, objects
 from tests.rigs import api_objects, waiting
+from tests.rigs.cluster import account_rights, api_servers, deploy_files
 from tests.rigs.cluster.apirig import PODS
-from tests.rigs.stage import clusters
 
 pytestmark = pytest.mark.cluster
 
-CONFIG = clusters.DEPLOY / "scheduler" / "config.yaml"
-ACCOUNT = clusters.Account(namespace="mig-manager", name="mig-scheduler")
+CONFIG = deploy_files.DEPLOY / "scheduler" / "config.yaml"
+ACCOUNT = account_rights.Account(namespace="mig-manager", name="mig-scheduler")
 REPLICA_SETS = "/apis/apps/v1/namespaces/default/replicasets"
 NODES = ("node-a", "node-b", "node-c")
 RESOURCE = "nvidia.com/mig-1g.5gb"
@@ -25,16 +25,18 @@ COUNT = 6
 
 @pytest.fixture(scope="module")
 def real(
-    real_cluster: clusters.EnvtestCluster, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[clusters.EnvtestCluster]:
+    real_cluster: api_servers.EnvtestCluster, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[api_servers.EnvtestCluster]:
     """Three nodes with seven devices each, the stock scheduler, and the shipped one."""
     folder = tmp_path_factory.mktemp("scheduler")
     kube = real_cluster.kube
     made = [
-        each for each in clusters.manifest_objects("scheduler/scheduler.yaml") if not is_pod(each)
+        each
+        for each in deploy_files.manifest_objects("scheduler/scheduler.yaml")
+        if not is_pod(each)
     ]
     for obj in made:
-        kube.post(clusters.collection(obj), obj)
+        kube.post(deploy_files.collection(obj), obj)
     for name in NODES:
         labels = {"kubernetes.io/hostname": name}
         path = f"/api/v1/nodes/{name}"
@@ -50,7 +52,7 @@ def real(
     with contextlib.ExitStack() as exits:
         exits.callback(real_cluster.clear)
         for obj in reversed(made):
-            path = f"{clusters.collection(obj)}/{objects.name(obj)}"
+            path = f"{deploy_files.collection(obj)}/{objects.name(obj)}"
             exits.callback(kube.delete, path)
         exits.enter_context(real_cluster.server.scheduling())
         exits.enter_context(real_cluster.server.scheduling(folder / "config.yaml"))
@@ -61,7 +63,7 @@ def is_pod(obj: api_objects.Object) -> bool:
     return "spec" in obj
 
 
-def replica_set(real: clusters.EnvtestCluster, name: str) -> dict[str, Any]:
+def replica_set(real: api_servers.EnvtestCluster, name: str) -> dict[str, Any]:
     """Create the owner of pods, and return its reference."""
     template = manifests.gpu_pod(name, RESOURCE, labels={"app": name})
     spec = {
@@ -84,7 +86,7 @@ def replica_set(real: clusters.EnvtestCluster, name: str) -> dict[str, Any]:
     ],
 )
 def test_small_pods_fill_one_node_with_the_profile_or_an_affinity(
-    real: clusters.EnvtestCluster,
+    real: api_servers.EnvtestCluster,
     scheduler: str,
     expected: int,
     *,
@@ -118,6 +120,6 @@ def affinity(app: str) -> dict[str, Any]:
     return {"podAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": preferred}}
 
 
-def nodes_of_pods(real: clusters.EnvtestCluster) -> list[str]:
+def nodes_of_pods(real: api_servers.EnvtestCluster) -> list[str]:
     pods = real.kube.get(PODS)["items"]
     return [name for each in pods if (name := objects.node_name(each))]

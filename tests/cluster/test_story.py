@@ -12,6 +12,7 @@ from mig_manager.core.node import well_known
 from mig_manager.sandbox import stages, stories
 from mig_manager.sandbox.node import cluster_view, objects
 from tests.rigs import api_objects
+from tests.rigs.cluster import account_rights, api_servers
 from tests.rigs.node import gpu_values
 from tests.rigs.stage import agent_stage, clusters
 
@@ -38,7 +39,7 @@ KINDS = ("8xA100-SXM4-40GB", "8xH100", "4xA30", "4xRTX-PRO-6000", "4xA100-SXM4-8
     indirect=["where"],
 )
 def test_every_story_of_the_demo_comes_out_as_it_must(
-    where: clusters.Cluster, tmp_path: pathlib.Path, spec: str, story: str
+    where: api_servers.Cluster, tmp_path: pathlib.Path, spec: str, story: str
 ) -> None:
     story_ = stories.STORIES[story]
     gpus = gpu_values.gpus_of(spec)
@@ -62,7 +63,7 @@ def ready(stage: agent_stage.AgentStage) -> api_objects.Object:
 
 
 def test_a_new_node_is_not_ready_and_tainted_until_its_layout_is_verified(
-    where_in_depth: clusters.Cluster, tmp_path: pathlib.Path
+    where_in_depth: api_servers.Cluster, tmp_path: pathlib.Path
 ) -> None:
     with clusters.stage(where_in_depth, tmp_path, "--startup-taint", STARTUP) as stage:
         # The device plugin of this node tolerates no other effect.
@@ -82,7 +83,7 @@ def test_a_new_node_is_not_ready_and_tainted_until_its_layout_is_verified(
         assert stage.node()["spec"]["taints"] == [FOREIGN_TAINT]
 
 
-def request_guarded(where: clusters.Cluster, stage: agent_stage.AgentStage) -> None:
+def request_guarded(where: api_servers.Cluster, stage: agent_stage.AgentStage) -> None:
     """Request a layout that must evict a pod which a budget keeps."""
     stage.run_pods(clusters.TRAIN)
     stage.guard({"matchLabels": {"app": "train"}})
@@ -92,7 +93,7 @@ def request_guarded(where: clusters.Cluster, stage: agent_stage.AgentStage) -> N
 
 @pytest.mark.parametrize("is_stopped", [True, False], ids=["stopped agent", "newer label"])
 def test_a_drain_that_is_interrupted_restores_everything(
-    where_in_depth: clusters.Cluster, tmp_path: pathlib.Path, *, is_stopped: bool
+    where_in_depth: api_servers.Cluster, tmp_path: pathlib.Path, *, is_stopped: bool
 ) -> None:
     with clusters.stage(where_in_depth, tmp_path) as stage:
         request_guarded(where_in_depth, stage)
@@ -110,7 +111,7 @@ def test_a_drain_that_is_interrupted_restores_everything(
 
 
 def test_agent_killed_with_a_paused_plugin_is_resumed_by_the_next(
-    where_in_depth: clusters.Cluster, tmp_path: pathlib.Path
+    where_in_depth: api_servers.Cluster, tmp_path: pathlib.Path
 ) -> None:
     with clusters.stage(where_in_depth, tmp_path) as stage:
         plugin = next(filter(objects.is_plugin, stage.cluster.list(cluster_view.WatchedKind.POD)))
@@ -133,10 +134,10 @@ def test_agent_killed_with_a_paused_plugin_is_resumed_by_the_next(
 
 
 def test_agent_after_one_killed_in_a_change_takes_its_slot_again(
-    where_in_depth: clusters.Cluster, tmp_path: pathlib.Path
+    where_in_depth: api_servers.Cluster, tmp_path: pathlib.Path
 ) -> None:
     with clusters.stage(
-        where_in_depth, tmp_path, *clusters.BUDGET_OPTIONS, rights=clusters.BUDGET
+        where_in_depth, tmp_path, *account_rights.BUDGET_OPTIONS, rights=account_rights.BUDGET
     ) as stage:
         request_guarded(where_in_depth, stage)
         stage.wait(lambda: bool(stage.node()["spec"].get("taints")), "the taint")
@@ -152,7 +153,7 @@ def test_agent_after_one_killed_in_a_change_takes_its_slot_again(
 
 
 def test_a_label_that_changes_after_the_watch_was_lost_for_good_is_served(
-    where_in_depth: clusters.Cluster, tmp_path: pathlib.Path
+    where_in_depth: api_servers.Cluster, tmp_path: pathlib.Path
 ) -> None:
     with clusters.stage(where_in_depth, tmp_path) as stage:
         stage.apply_layout("all-1g.5gb")
@@ -179,7 +180,7 @@ def has_lost_its_watch(stage: agent_stage.AgentStage) -> bool:
 
 
 def test_writers_of_taints_do_not_lose_each_others_changes(
-    where_in_depth: clusters.Cluster, tmp_path: pathlib.Path
+    where_in_depth: api_servers.Cluster, tmp_path: pathlib.Path
 ) -> None:
     is_over = threading.Event()
 

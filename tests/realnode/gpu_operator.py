@@ -15,14 +15,13 @@ import yaml
 from tests.realnode import images, operator, rig
 from tests.rigs import programs, waiting
 from tests.rigs.api_objects import Object
-from tests.rigs.cluster import envtest
-from tests.rigs.stage import clusters
+from tests.rigs.cluster import deploy_files, envtest
 
 NAMESPACE = PROGRAM = "gpu-operator"
 MANAGER = "nvidia-mig-manager"
 PLUGIN = "nvidia-device-plugin-daemonset"
 DCGM = "stand-in-for-dcgm"
-_SHIPPED = clusters.DEPLOY / "overlays/gpu-operator/values.yaml"
+_SHIPPED = deploy_files.DEPLOY / "overlays/gpu-operator/values.yaml"
 _MODULE = "github.com/NVIDIA/gpu-operator"
 _VALIDATIONS = "/run/nvidia/validations"
 _LABELS = {

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from tests.realnode import progress
 from tests.rigs import programs
-from tests.rigs.stage import clusters
+from tests.rigs.cluster import deploy_files
 
 AGENT = "localhost/mig-manager:test"
 PLUGIN = "localhost/nvidia-device-plugin:test"
@@ -139,7 +139,7 @@ class Images:
             "--layers",
             f"--build-arg=PYTHON_IMAGE={_BASE}",
             f"--tag={AGENT}",
-            str(clusters.ROOT),
+            str(deploy_files.ROOT),
         )
 
     def _unpack(self, disk: pathlib.Path, every: Sequence[str]) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 from tests.realnode import images
 from tests.rigs.api_objects import Object
-from tests.rigs.stage import clusters
+from tests.rigs.cluster import account_rights, deploy_files
 
 PLUGIN = "nvidia-device-plugin-daemonset"
 PLUGIN_FOLDER = "/var/lib/kubelet/device-plugins"
@@ -92,7 +92,7 @@ def layouts(text: str, name: str = "mig-manager-config", namespace: str = "mig-m
         name: The ConfigMap's.
         namespace: The ConfigMap's.
     """
-    shipped = (clusters.ROOT / "profiles/mig-parted.yaml").read_text()
+    shipped = (deploy_files.ROOT / "profiles/mig-parted.yaml").read_text()
     return config_map(name, namespace, {"config.yaml": shipped + text})
 
 
@@ -105,8 +105,8 @@ def config_map(name: str, namespace: str, data: Mapping[str, str]) -> Object:
 def account(
     name: str,
     namespace: str,
-    everywhere: frozenset[clusters.Right],
-    within: frozenset[clusters.Right] = frozenset(),
+    everywhere: frozenset[account_rights.Right],
+    within: frozenset[account_rights.Right] = frozenset(),
 ) -> list[Object]:
     """Return an account with rights to the whole cluster, and beyond that to its namespace."""
     metadata = {"name": name, "namespace": namespace}

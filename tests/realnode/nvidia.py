@@ -2,7 +2,7 @@
 
 from tests.realnode import images, manifests, node
 from tests.rigs.api_objects import Object
-from tests.rigs.stage import clusters
+from tests.rigs.cluster import account_rights
 
 DISCOVERY = "gpu-feature-discovery"
 DISCOVERY_LABEL = "nvidia.com/gpu.deploy.gpu-feature-discovery"
@@ -40,7 +40,7 @@ sharing:
     ]
     pod["containers"][0]["volumeMounts"] += _config_mounts()
     pod["containers"].append(_config_manager("sidecar", is_once=False))
-    reads_nodes = clusters.to("nodes", "get", "list", "watch")
+    reads_nodes = account_rights.to("nodes", "get", "list", "watch")
     account = manifests.account("nvidia-device-plugin", "kube-system", reads_nodes)
     return [*account, configs, plugin]
 

@@ -2,8 +2,7 @@
 
 from tests.realnode import contract_keys, manifests
 from tests.rigs.api_objects import Object
-from tests.rigs.cluster import operator_pod
-from tests.rigs.stage import clusters
+from tests.rigs.cluster import account_rights, operator_pod
 
 NAMESPACE = operator_pod.NAMESPACE
 MANAGER, PLUGIN = "nvidia-mig-manager", "nvidia-device-plugin-daemonset"
@@ -12,7 +11,7 @@ DEPLOY = "nvidia.com/gpu.deploy."
 
 def account() -> list[Object]:
     """Return the account of the MIG manager, with the rights that the operator gives it."""
-    rights = clusters.STOCK_OPERATOR
+    rights = account_rights.STOCK_OPERATOR
     return manifests.account(MANAGER, NAMESPACE, rights.everywhere, rights.within)
 
 

@@ -24,8 +24,7 @@ from tests.realnode import (
 )
 from tests.rigs import waiting
 from tests.rigs.api_objects import Object
-from tests.rigs.cluster import audit, envtest
-from tests.rigs.stage import clusters
+from tests.rigs.cluster import audit, deploy_files, envtest
 
 PROGRAMS = (
     "etcd",
@@ -213,7 +212,9 @@ class RealCluster:
         document = {
             "apiVersion": "kustomize.config.k8s.io/v1beta1",
             "kind": "Kustomization",
-            "resources": [os.path.relpath(clusters.DEPLOY / "overlays" / overlay, kustomization)],
+            "resources": [
+                os.path.relpath(deploy_files.DEPLOY / "overlays" / overlay, kustomization)
+            ],
             "images": [{"name": "mig-manager", "newName": repository, "newTag": tag}],
             "patches": [{"patch": json.dumps(patch)} for patch in patches],
         }

@@ -11,8 +11,9 @@ from mig_manager.sandbox.driver import state_file
 from testkit import apiserver
 from tests.realnode import container, images, namespaces, rig
 from tests.rigs import waiting
+from tests.rigs.cluster import deploy_files
 from tests.rigs.shipped import dockerfile, overlays
-from tests.rigs.stage import clusters, plain_node
+from tests.rigs.stage import plain_node
 
 pytestmark = pytest.mark.realnode
 
@@ -36,7 +37,7 @@ def node(tmp_path: pathlib.Path) -> Iterator[plain_node.PlainNode]:
         plain = plain_node.PlainNode(server)
         config = tmp_path / "config"
         config.mkdir()
-        shutil.copy(clusters.ROOT / "profiles/mig-parted.yaml", config / "config.yaml")
+        shutil.copy(deploy_files.ROOT / "profiles/mig-parted.yaml", config / "config.yaml")
         server.kubeconfig(config / "kubeconfig")
         yield plain
 

@@ -7,7 +7,7 @@ import pytest
 from mig_manager.sandbox.driver import state_file
 from tests.realnode import contract_keys, images, manifests, node_state, rig
 from tests.rigs import programs, waiting
-from tests.rigs.stage import clusters
+from tests.rigs.cluster import deploy_files
 
 pytestmark = pytest.mark.realnode
 
@@ -100,7 +100,7 @@ def test_chart_serves_a_layout_and_uninstalls_without_a_trace(
     repository, _, tag = images.AGENT.partition(":")
     where = ("--namespace=mig-manager", f"--kubeconfig={plugin.plane.kubeconfig('admin')}")
     values = f"--set=image.repository={repository},image.tag={tag}"
-    chart = clusters.ROOT / "charts" / "mig-manager"
+    chart = deploy_files.ROOT / "charts" / "mig-manager"
     install = ("install", "mig-manager", chart, "--create-namespace", "--wait", values)
     programs.output(helm, *install, *where, cwd=tmp_path)
 

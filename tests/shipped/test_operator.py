@@ -21,21 +21,24 @@ from mig_manager.sandbox.apiserver import kinds
 from testkit import apiserver
 from tests.rigs import programs, waiting
 from tests.rigs.api_objects import Object
-from tests.rigs.cluster import operator_pod
+from tests.rigs.cluster import account_rights, operator_pod
 from tests.rigs.shipped.overlays import AGENTS, OVERLAYS, ROOT, kustomize, overlay
 from tests.rigs.shipped.unit_files import settings_of_agent
-from tests.rigs.stage import clusters, plain_node
+from tests.rigs.stage import plain_node
 
 LAYOUT = "all-1g.5gb"
 
 
 @contextlib.contextmanager
 def alone(
-    rights: clusters.Rights, folder: pathlib.Path
+    rights: account_rights.Rights, folder: pathlib.Path
 ) -> Iterator[tuple[apiserver.ApiServer, str]]:
     """A cluster of one node without GPUs in which the agent has these rights and no more."""
     with apiserver.serve(apiserver.ApiServer(authorizer=rights.authorize)) as server:
-        yield server, str(server.kubeconfig(folder / "kubeconfig", token=clusters.AGENT_TOKEN))
+        yield (
+            server,
+            str(server.kubeconfig(folder / "kubeconfig", token=account_rights.AGENT_TOKEN)),
+        )
 
 
 @contextlib.contextmanager
@@ -54,7 +57,7 @@ def running(command: list[str], log: pathlib.Path, environ: Mapping[str, str]) -
 def test_the_simulated_overlay_makes_any_node_a_node_with_gpus(tmp_path: pathlib.Path) -> None:
     simulated = overlay("simulated")
     command = [sys.executable, "-m", "mig_manager", *simulated.container["args"]]
-    with alone(clusters.SHIPPED, tmp_path) as (server, kubeconfig):
+    with alone(account_rights.SHIPPED, tmp_path) as (server, kubeconfig):
         environ = simulated.environ | {
             "NODE_NAME": "plain",
             "KUBECONFIG": kubeconfig,
@@ -75,7 +78,7 @@ def test_the_simulated_overlay_makes_any_node_a_node_with_gpus(tmp_path: pathlib
 def test_every_overlay_grants_the_same_rights() -> None:
     for name in (*AGENTS, "gpu-operator"):
         role = overlay(name).by_kind["ClusterRole"]
-        assert clusters.rights_of(role) == clusters.SHIPPED.everywhere
+        assert account_rights.rights_of(role) == account_rights.SHIPPED.everywhere
 
 
 @pytest.mark.parametrize("name", OVERLAYS)
@@ -207,7 +210,7 @@ def test_the_image_serves_layouts_when_the_operators_entrypoint_starts_it(
     (tmp_path / "driver-ready").write_text(ready, encoding="utf-8")
     (tmp_path / "bin").mkdir()
     image_commands(tmp_path / "bin")
-    with alone(clusters.STOCK_OPERATOR, tmp_path) as (server, kubeconfig):
+    with alone(account_rights.STOCK_OPERATOR, tmp_path) as (server, kubeconfig):
         pod = server.store.create(operator_pod.POD)
         environ = OPERATOR_ENVIRON | {
             "CONFIG_FILE": "",

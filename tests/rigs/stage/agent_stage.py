@@ -1,7 +1,6 @@
 """The real agent process on a sandbox node: real HTTP, real gRPC, and pynvml or a real library."""
 
 import contextlib
-import dataclasses
 import http.client
 import json
 import pathlib
@@ -18,7 +17,7 @@ from mig_manager.sandbox import demo_layouts, machines, stages
 from mig_manager.sandbox.driver import states
 from mig_manager.sandbox.node import cluster_view, sandbox_node
 from testkit import apiserver
-from tests.rigs.cluster import envtest
+from tests.rigs.cluster import api_servers, envtest
 from tests.rigs.driver import c_library
 from tests.rigs.node import gpu_values, unrestored
 
@@ -31,14 +30,6 @@ QUICK = sandbox_node.NodeOptions(
 )
 """Each thing still takes a moment of its own, only a shorter one than people like to watch."""
 NODE_PATH = f"/api/v1/nodes/{stages.NODE_NAME}"
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Credentials:
-    """Kubeconfig files for an API server that runs elsewhere."""
-
-    people: pathlib.Path  # with every right: for people and for the simulated cluster components
-    agent: pathlib.Path
 
 
 class AgentStage(stages.Stage):
@@ -65,7 +56,7 @@ class AgentStage(stages.Stage):
         node_options: sandbox_node.NodeOptions = QUICK,
         has_library: bool = False,
         stderr: int | None = None,
-        credentials: Credentials | None = None,
+        credentials: api_servers.Credentials | None = None,
     ) -> None:
         super().__init__(
             spec,
