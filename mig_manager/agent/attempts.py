@@ -53,7 +53,7 @@ class Attempt(node_context.NodeContext):
     def only_restores(self) -> bool:
         """Whether the layout was verified since it was requested: no pod is evicted for it."""
         is_verified = self.request.is_heal or self.record.verified is not None
-        return is_verified and not self.request.repairs
+        return is_verified and not self.request.uuids_to_repair
 
     @property
     def never_evicts(self) -> bool:
@@ -63,7 +63,7 @@ class Attempt(node_context.NodeContext):
     @property
     def plugin_config(self) -> str | None:
         """The device plugin's config for this layout; None keeps the present one."""
-        is_repair = bool(self.request.repairs)
+        is_repair = bool(self.request.uuids_to_repair)
         return None if is_repair else self.limits.policy.plugin_config(self.request.config)
 
     def failure(
@@ -89,7 +89,7 @@ class Attempt(node_context.NodeContext):
 
     def forget_former_layout(self) -> None:
         """Forget the former layout: an undo no longer restores it, unless a repair kept it."""
-        if not self.request.repairs:
+        if not self.request.uuids_to_repair:
             self.recorder.set_journal(applied_before="")
 
     def wait(self, timeout_s: float) -> timing.Wait:

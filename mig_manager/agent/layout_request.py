@@ -19,8 +19,8 @@ class Request:
     is_heal: bool = False  # whether a drift is healed, for which no pod is evicted
     attempt: int = 1
     retry_after_s: float = 0.0  # the pause before the next attempt, if this one fails
-    repairs: frozenset[str] = frozenset()
-    """UUIDs of the GPUs to repair, in an attempt that repairs; empty: the layout is applied."""
+    uuids_to_repair: frozenset[str] = frozenset()
+    """Of GPUs, in an attempt that repairs them; empty: the layout is applied."""
 
     @property
     def key(self) -> run_status.RequestKey:
@@ -35,4 +35,4 @@ class Request:
 
         A repair has the right from the owner's setting, whatever the origin of the layout.
         """
-        return not (record.may_evict or self.repairs)
+        return not (record.may_evict or self.uuids_to_repair)

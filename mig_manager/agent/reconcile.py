@@ -147,8 +147,8 @@ class Reconciler:
                 has_failed = outcome.state is model.State.FAILED
                 may_differ = has_failed and outcome.reason is not reasons.Reason.DRIFTED
                 is_drifted = observation.is_active is False and not may_differ
-                why = repairing.DRIFTED if is_drifted else ""
-                repair = self._publish_faults(observation.gpus, why=why)
+                why_not = repairing.DRIFTED if is_drifted else ""
+                repair = self._publish_faults(observation.gpus, why_not=why_not)
             action, self._drift = drift.act(attempt, self._drift, outcome, observation, view)
             if repair.gpus and action in (drift.Action.REST, drift.Action.RUN):
                 repairing.begin_repairs(attempt, repair)
@@ -170,9 +170,9 @@ class Reconciler:
             self._series.journal.is_empty and interrupted.shows_change(view)
         )
 
-    def _publish_faults(self, gpus: model.ObservedGpus, *, why: str) -> repairing.Decision:
-        """Publish the faults of GPUs; return which of them to repair now, none if ``why``."""
-        decision = repairing.decide(self._context, self._series.record, gpus, why)
+    def _publish_faults(self, gpus: model.ObservedGpus, *, why_not: str) -> repairing.Decision:
+        """Publish the faults of GPUs; return which of them to repair now, none if ``why_not``."""
+        decision = repairing.decide(self._context, self._series.record, gpus, why_not)
         self.faults.publish(gpus, decision.why_not, decision.uuids)
         return decision
 
@@ -204,7 +204,7 @@ class Reconciler:
             self._deps.slots.release()
         gpus, must_retry = gpu_report.observe(self._context, self.faults)
         if gpus is None:
-            self._context.publisher.patch(self._withdrawal(model.NO_GPUS, view))
+            self._context.publisher.patch(self._patch_without_request(model.NO_GPUS, view))
         else:
             self._publish_without_request(gpus, view)
         self._deps.telemetry.nothing_requested()
@@ -244,11 +244,11 @@ class Reconciler:
         """Publish the faults of GPUs, and the GPUs unless ``view`` is None."""
         self.capacity.update_gpus(gpus)
         if view is not None:
-            change = self._withdrawal(gpus, view)
+            change = self._patch_without_request(gpus, view)
             gpu_report.publish_gpus(self._context, gpus, self._layouts, self.capacity, change)
-        self._publish_faults(gpus, why=repairing.NOT_REQUESTED)
+        self._publish_faults(gpus, why_not=repairing.NOT_REQUESTED)
 
-    def _withdrawal(
+    def _patch_without_request(
         self, gpus: model.ObservedGpus, view: node_object.NodeView
     ) -> node_object.NodePatch:
         patch = node_patches.of_request(self._series.record, gpus, self._deps.boot_id)

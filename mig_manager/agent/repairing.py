@@ -64,10 +64,11 @@ def repair(
         LockedError: Another manager is at work; the layout stays a success, and the repairs open.
         Superseded: Another layout is requested, or the agent stops; all is restored.
     """
-    repairs = gpu_repair.open_gpus(series.record.repairs)
-    if not repairs:
+    uuids = gpu_repair.open_gpus(series.record.repairs)
+    if not uuids:
         return None
-    with series.start_attempt(dataclasses.replace(request, repairs=repairs), cancel) as attempt:
+    of_repair = dataclasses.replace(request, uuids_to_repair=uuids)
+    with series.start_attempt(of_repair, cancel) as attempt:
         # An earlier agent may have begun it, with other settings.
         if not (why := _why_forbidden(attempt)):
             return _repair(attempt)
@@ -102,8 +103,8 @@ def follow_up(
         The layout's outcome, with failed repairs, and the decision; a failure is retried after
         the repairs.
     """
-    why = DRIFTED if outcome.reason is reasons.Reason.DRIFTED else ""
-    decision = decide(attempt, attempt.record, attempt.status.gpus, why)
+    why_not = DRIFTED if outcome.reason is reasons.Reason.DRIFTED else ""
+    decision = decide(attempt, attempt.record, attempt.status.gpus, why_not)
     if outcome.state is model.State.SUCCESS:
         if not attempt.limits.drift_check_interval_s:
             # A check would begin it.
@@ -124,11 +125,11 @@ def decide(
     context: node_context.NodeContext,
     record: requests.RequestRecord,
     gpus: model.ObservedGpus,
-    why: str,
+    why_not: str,
 ) -> Decision:
-    """Decide which GPUs to repair; none if ``why`` has a reason against it, or the API fails."""
+    """Decide which GPUs to repair; none if the API fails, or if there is a reason ``why_not``."""
     try:
-        return _decide(context, record, gpus, why)
+        return _decide(context, record, gpus, why_not)
     except errors.ClusterError as error:
         # A fault, and a drift beside it, are still published.
         _log.warning("repair_not_decided", reason=error.reason.value, error=error.message)
@@ -139,7 +140,7 @@ def _decide(
     context: node_context.NodeContext,
     record: requests.RequestRecord,
     gpus: model.ObservedGpus,
-    why: str,
+    why_not: str,
 ) -> Decision:
     if context.limits.repair is not node_settings.RepairPolicy.RESET:
         return NOTHING
@@ -148,9 +149,9 @@ def _decide(
     if not (faulty or unknown):
         return NOTHING
     if context.deps.reset is None:
-        why = "the agent may not reset GPUs"
-    why = (
-        why
+        why_not = "the agent may not reset GPUs"
+    why_not = (
+        why_not
         or _left_to_others(context)
         or unreachable_gpus.why_unknown(context, remembered, faulty)
     )
@@ -162,14 +163,14 @@ def _decide(
         reason = (
             gpu_repair.why_impossible(gpu)
             or gpu_repair.why_paused(gpu, record.repairs, context.deps.clock)
-            or why
+            or why_not
         )
         if reason:
             waiting.append((f"GPU {gpu.index}", reason))
         else:
             ready.append(gpu)
-    why_not = f"Not reset now: {messages.by_cause(waiting)}." if waiting else ""
-    return Decision(gpus=tuple(ready), why_not=why_not)
+    message = f"Not reset now: {messages.by_cause(waiting)}." if waiting else ""
+    return Decision(gpus=tuple(ready), why_not=message)
 
 
 def begin_repairs(attempt: attempts.Attempt, decision: Decision) -> None:
@@ -214,7 +215,7 @@ def _end(attempt: attempts.Attempt, outcome: outcomes.Outcome) -> None:
 
     repairs = gpu_repair.end(record.repairs, problem)
     names = {gpu.uuid: str(gpu) for gpu in attempt.status.gpus}
-    problems = {uuid: problem(uuid) for uuid in sorted(attempt.request.repairs)}
+    problems = {uuid: problem(uuid) for uuid in sorted(attempt.request.uuids_to_repair)}
     success = "was reset"
     if outcome.reason is reasons.Reason.ALREADY_APPLIED and not any(problems.values()):
         # A person reset the GPUs after the drift check.

@@ -61,11 +61,11 @@ def boot(
     fallback: Callable[[], layouts.Layout] | None,
     *,
     driver_timeout_s: float,
-    repairs: bool = False,
+    resets_faulty: bool = False,
 ) -> Restored:
     """Restore the layout that was last verified.
 
-    ``repairs`` is whether to reset GPUs of the layout with a fault that a reset ends.
+    ``resets_faulty`` is whether to reset GPUs of the layout with a fault that a reset ends.
 
     Returns:
         The outcome. An invalid saved layout is set aside and reported as a problem.
@@ -84,7 +84,7 @@ def boot(
             # The manager that had the lock may have verified another layout.
             saved, problems = _read(deps)
             if saved is not None:
-                return _restore(deps, saved, repairs=repairs)
+                return _restore(deps, saved, resets_faulty=resets_faulty)
             if fallback is not None:
                 applied = apply.apply(deps, fallback, is_locked=True)
                 return Restored(
@@ -234,7 +234,7 @@ class _LockedBoot:
 
 
 def _restore(
-    deps: local.LocalDependencies, saved: verified_layouts.VerifiedLayout, *, repairs: bool
+    deps: local.LocalDependencies, saved: verified_layouts.VerifiedLayout, *, resets_faulty: bool
 ) -> Restored:
     observed = local.observe(deps)
     recorder = local_journal.open_recorder(deps, observed, config=saved.config)
@@ -247,7 +247,9 @@ def _restore(
         if gpu.uuid in saved.covered or gpu.uuid not in interrupted
     }
     faulty = tuple(
-        gpu for gpu in observed if repairs and gpu.uuid in target and gpu_repair.is_possible(gpu)
+        gpu
+        for gpu in observed
+        if resets_faulty and gpu.uuid in target and gpu_repair.is_possible(gpu)
     )
     uuids, misfits = _differing(observed, target, faulty)
     with deps.uninterrupted() as check:

@@ -90,7 +90,7 @@ def test_a_reset_that_ends_no_fault_is_tried_once_and_the_layout_restored(
     node.gpus = gpu_values.with_action(node.gpus, model.RecoveryAction.GPU_RESET, 0, 1)
     node.resets.action_after = model.RecoveryAction.GPU_RESET
 
-    result = node.boot(repairs=True)
+    result = node.boot(resets_faulty=True)
 
     assert node.log.count("reset.reset") == 2
     for problem in result.problems:
@@ -107,7 +107,7 @@ def test_a_driver_that_hangs_after_a_reset_hides_no_problem(node: LocalNode) -> 
         node.fail_always.update({"gpus.observe": hung}) if node.log[-1] == "reset.reset" else None
     )
 
-    result = node.boot(repairs=True)
+    result = node.boot(resets_faulty=True)
 
     assert "the driver hangs" in result.problems[-1].message
     assert len(result.faults) == 1

@@ -52,7 +52,7 @@ def change_of_boot(product: str, *, is_faulty: bool) -> GpuChange:
         return node
 
     def run(node: LocalNode) -> None:
-        assert node.boot(repairs=is_faulty).problems == ()
+        assert node.boot(resets_faulty=is_faulty).problems == ()
         assert not any(gpu.needs_recovery for gpu in node.gpus)
 
     return GpuChange(f"boot of {'faulty ' * is_faulty}{product}", start, run)

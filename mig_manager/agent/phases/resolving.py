@@ -23,12 +23,14 @@ def resolve(attempt: attempts.Attempt) -> targets.Target:
         HardwareError: The GPUs must be known, and none can be observed.
         LayoutError: The layout or the annotation does not exist.
     """
-    return _resolve_repair(attempt) if attempt.request.repairs else _resolve_layout(attempt)
+    return (
+        _resolve_repair(attempt) if attempt.request.uuids_to_repair else _resolve_layout(attempt)
+    )
 
 
 def _resolve_repair(attempt: attempts.Attempt) -> targets.RepairTarget:
     gpus, unknown = unreachable_gpus.recall_verified(attempt, observe(attempt))
-    uuids = attempt.request.repairs
+    uuids = attempt.request.uuids_to_repair
     if unknown and (lost := [gpu for gpu in gpus.unreachable if gpu.uuid in uuids]):
         raise errors.KubeletError(
             f"the pods of {messages.list_names([*map(str, lost)])} are not known: {unknown}"

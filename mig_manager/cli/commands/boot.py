@@ -79,7 +79,7 @@ def run(settings: Settings, terminal: console.Console) -> int:
         command.dependencies(),
         command.layout if settings.layouts or settings.config_file else None,
         driver_timeout_s=settings.driver_timeout_s,
-        repairs=settings.repair is node_settings.RepairPolicy.RESET,
+        resets_faulty=settings.repair is node_settings.RepairPolicy.RESET,
     )
     status = command.answer(result.to_data, lambda: _summary(result), is_good=not result.problems)
     command.note_changes(result.rounds)

@@ -133,14 +133,14 @@ class LocalNode(node_rig.NodeRig):
         return applying.restore(self.deps, source, is_mode_only=is_mode_only)
 
     def boot(
-        self, fallback: str = "", *, driver_timeout_s: float = 120.0, repairs: bool = False
+        self, fallback: str = "", *, driver_timeout_s: float = 120.0, resets_faulty: bool = False
     ) -> boot.Restored:
         """Restore the verified layout, or apply a fallback."""
         return boot.boot(
             self.deps,
             (lambda: self.layouts.layout(fallback)) if fallback else None,
             driver_timeout_s=driver_timeout_s,
-            repairs=repairs,
+            resets_faulty=resets_faulty,
         )
 
     def has(self, name: str) -> bool:
