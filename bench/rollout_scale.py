@@ -41,7 +41,7 @@ def measure(count: int) -> dict[str, Any]:
     fleet = {node.name: node for node in (fleet_nodes.parse(json.loads(text)) for text in texts)}
     read_s = time.process_time() - began_s
     applied = fleet_nodes.parse(_with_status(items[0], _LAYOUT))
-    goal = goals.Goal(layout=_LAYOUT)
+    goal = goals.RolloutGoal(layout=_LAYOUT)
     decider = rollout.Rollout(goal, rollout.RolloutLimits(max_unavailable="10%"))
     took_s: list[float] = []
     while True:

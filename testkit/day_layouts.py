@@ -194,4 +194,4 @@ def _gpu(product: str, index: int, counts: Counts) -> model.Gpu:
     goal = model.DesiredGpu.of(
         model.MigMode.ENABLED, {profile_name.parse(name): count for name, count in counts}, {}
     )
-    return simulated_node.apply_goals((on,), {on.uuid: goal})[0][0]
+    return simulated_node.apply_desired((on,), {on.uuid: goal})[0][0]

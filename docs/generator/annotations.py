@@ -191,7 +191,7 @@ class RequestAnnotation(TypedDict):
     origin: Annotated[str, "core.records.requests.Origin"]
     mayEvict: bool
     verified: NotRequired[VerifiedRequest]
-    goals: NotRequired[dict[str, str]]  # UUID -> hash of what the layout makes of the GPU
+    desiredHashes: NotRequired[dict[str, str]]  # UUID -> hash of what the layout makes of the GPU
     rebootedHash: NotRequired[str]  # of the layout that the machine was rebooted for
     rebootedFrom: NotRequired[str]  # the boot in which it was asked to
     awaited: NotRequired[list[str]]  # deploy labels of deleted device plugins and DRA drivers

@@ -131,7 +131,7 @@ class _RequestedLayout:
     gpu_uuids: Callable[[model.ObservedGpus], frozenset[str]]
     plan: Callable[[model.ObservedGpus], plans.Planned]
     unrestored_snapshots: Callable[[model.ObservedGpus, model.Snapshots], model.Snapshots]
-    """As of ``transaction.Goal``."""
+    """As of ``transaction.ChangeTarget``."""
 
     @property
     def full_name(self) -> str:
@@ -327,7 +327,7 @@ class _LockedChange:
         try:
             after, executed = change.run(
                 first.plan,
-                transaction.Goal(
+                transaction.ChangeTarget(
                     combined.replan,
                     lambda *now: (
                         *combined.outside_in_use,

@@ -204,7 +204,7 @@ class _LockedBoot:
         others = tuple(gpu for uuid, gpu in before.items() if uuid in pending - {*uuids})
         saved = tuple(self.target[uuid] for uuid in uuids if uuid in self.target)
         plan = planner.repair if is_repair else planner.restore
-        goal = transaction.Goal(lambda gpus: plan(gpus, saved), lambda *_: others)
+        goal = transaction.ChangeTarget(lambda gpus: plan(gpus, saved), lambda *_: others)
         observed = after = model.NO_GPUS
         try:
             observed = self.deps.gpus.observe()

@@ -1,7 +1,7 @@
 """One change of the GPUs, all or nothing: lock, journal, execute, verify, roll back on failure.
 
 Agent, ``apply``, ``restore`` and ``boot`` all use this transaction. They differ before and after
-it, in the goal, and in where they keep the journal: in a file or on the Node.
+it, in the target, and in where they keep the journal: in a file or on the Node.
 """
 
 import contextlib
@@ -21,11 +21,11 @@ _MAX_ROUNDS = 3  # the mode, then instances whose profiles are known only then, 
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Goal:
-    """The goal of a change: how to plan towards it, and which instances may stay unrestored."""
+class ChangeTarget:
+    """The target of a change: how to plan towards it, and which instances may stay unrestored."""
 
     replan: Callable[[model.ObservedGpus], steps.Plan]
-    """Plans the steps that remain; without any, the goal is reached. LayoutError: impossible."""
+    """Plans the steps that remain; without any, the target is reached. LayoutError: impossible."""
     unrestored_snapshots: Callable[[model.ObservedGpus, model.Snapshots], model.Snapshots] = (
         model.ObservedGpus.unreachable_snapshots
     )
@@ -43,7 +43,7 @@ class Executed:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class _Round:
-    """The next plan of a change; without steps, if the goal is reached."""
+    """The next plan of a change; without steps, if the target is reached."""
 
     plan: steps.Plan
     gpus: model.ObservedGpus  # before the plan
@@ -64,12 +64,12 @@ class Transaction:
     """Brings device nodes and CDI specs up to date; None: the caller does, after more changes."""
     idle_wait: timing.Wait  # for processes that use instances to be destroyed
     kept_snapshots: model.Snapshots = ()
-    """Snapshots of other changes in the same journal; if ``run`` succeeds, its goal keeps them."""
+    """Snapshots of other changes in the same journal; after ``run`` its target keeps them."""
 
     def run(
         self,
         first_plan: steps.Plan,
-        goal: Goal,
+        target: ChangeTarget,
         *,
         observed: model.ObservedGpus,
         interrupted: model.Snapshots = (),
@@ -82,7 +82,7 @@ class Transaction:
 
         Args:
             first_plan: The plan. If it is empty, nothing is executed.
-            goal: Plans again; an empty plan verifies that it is reached.
+            target: Plans again; an empty plan verifies that it is reached.
             observed: The GPUs that the plan was made for. GPUs without steps are not observed
                 again: the drift check detects changes by other programs.
             interrupted: The GPUs before an interrupted change, which a rollback restores.
@@ -112,7 +112,7 @@ class Transaction:
             while not current.plan.is_empty:
                 points.before(current.plan)
                 has_begun = True
-                current = self._execute(current, first_plan, goal)
+                current = self._execute(current, first_plan, target)
                 has_begun = False
         except errors.Superseded as end:
             _log.info("change_superseded", why=end.why)
@@ -124,7 +124,7 @@ class Transaction:
                 self._roll_back_after(error, current, first_plan, observed, has_begun=has_begun)
             # The error of the change, with what became of the rollback.
             raise
-        snapshot = goal.unrestored_snapshots(current.gpus, current.before)
+        snapshot = target.unrestored_snapshots(current.gpus, current.before)
         self._keep(snapshot, is_stale=bool(current.executed))
         return current.gpus, current.executed
 
@@ -147,7 +147,7 @@ class Transaction:
             executed=executed,
         )
 
-    def _execute(self, current: _Round, first_plan: steps.Plan, goal: Goal) -> _Round:
+    def _execute(self, current: _Round, first_plan: steps.Plan, target: ChangeTarget) -> _Round:
         """Execute a plan once no process or pod uses the instances that it destroys.
 
         The executor checks processes in the NVML session of the change, so no process can start in
@@ -158,7 +158,7 @@ class Transaction:
             lambda: self.executor.run(guarded, current.gpus),
             may_pass=lambda error: isinstance(error, errors.GpuInUseError),
         )
-        rest = goal.replan(after)
+        rest = target.replan(after)
         if not rest.is_empty:
             _require_progress(current, first_plan, after, rest, was_reset=was_reset)
         executed = (*current.executed, Executed(plan=current.plan, gpus=current.gpus))

@@ -230,7 +230,7 @@ def test_events_about_requests_are_within_the_allowance(rig: PartitionerRig) -> 
                 layout="",
                 content_hash="",
                 pods=(),
-                goals={},
+                desired={},
                 plan=steps.Plan(gpus=()),
                 why="room for 1 pod",
             )

@@ -100,7 +100,7 @@ def record_content(
     """Record the layout's content, which may end the verification of an earlier one."""
     record = attempt.record.with_content(
         target.layout.content_hash,
-        selection.goal_hashes(target.layout, gpus),
+        selection.desired_hashes(target.layout, gpus),
         is_from_owner=target.is_from_owner,
     )
     attempt.recorder.set_record(record)

@@ -192,7 +192,7 @@ class _Course:
 
     def _change(self, desired: model.DesiredGpu) -> None:
         """Bring the GPU to a state as ``apply`` does, and keep the journal of the course."""
-        goal = transaction.Goal(
+        goal = transaction.ChangeTarget(
             lambda gpus: planner.plan(gpus, {self.uuid: desired}),
             lambda _, before: before,  # the journal ends with the course
         )

@@ -97,7 +97,7 @@ def outcome(decision: rollout.RolloutDecision, title: str, *, style: bar.Style, 
     return "\n".join([*map(style.fit, head), *lines])
 
 
-def data(decision: rollout.RolloutDecision, goal: goals.Goal) -> "fleet_answers.Rollout":
+def data(decision: rollout.RolloutDecision, goal: goals.RolloutGoal) -> "fleet_answers.Rollout":
     """Return the outcome for JSON and YAML."""
     return {
         "kind": "Rollout",

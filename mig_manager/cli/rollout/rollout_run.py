@@ -70,7 +70,7 @@ def run(settings: rollout_settings.RolloutSettings, terminal: console.Console) -
 
 def _preview(
     settings: rollout_settings.RolloutSettings,
-    goal: goals.Goal,
+    goal: goals.RolloutGoal,
     terminal: console.Console,
     reader: cluster_reader.ClusterReader,
     nodes: Sequence[fleet_nodes.FleetNode],
@@ -121,7 +121,7 @@ def _title(settings: rollout_settings.RolloutSettings) -> str:
 
 def _roll_out(
     settings: rollout_settings.RolloutSettings,
-    goal: goals.Goal,
+    goal: goals.RolloutGoal,
     terminal: console.Console,
     selected: fleet.Fleet,
 ) -> int:
@@ -160,7 +160,7 @@ def _roll_out(
 
 def _decisions(
     settings: rollout_settings.RolloutSettings,
-    goal: goals.Goal,
+    goal: goals.RolloutGoal,
     terminal: console.Console,
     selected: fleet.Fleet,
 ) -> Iterator[rollout.RolloutDecision]:
@@ -202,7 +202,7 @@ def _decisions(
 
 def _act(
     selected: fleet.Fleet,
-    goal: goals.Goal,
+    goal: goals.RolloutGoal,
     decider: rollout.Rollout,
     decision: rollout.RolloutDecision,
     nodes: Mapping[str, fleet_nodes.FleetNode],

@@ -57,7 +57,7 @@ class RolloutSettings(command_settings.AnswerSettings, node_settings.DocumentSet
         name="dry-run",
     )
     undo: str  # the arguments of the command that undoes it
-    goal: goals.Goal
+    goal: goals.RolloutGoal
     limits: rollout.RolloutLimits
 
     @classmethod
@@ -90,12 +90,12 @@ class RolloutSettings(command_settings.AnswerSettings, node_settings.DocumentSet
         }
 
 
-def _goal(operand: str | None) -> goals.Goal:
+def _goal(operand: str | None) -> goals.RolloutGoal:
     if not operand:
         raise errors.UsageError("name a layout, or 'undo'")
     if operand == "undo":
-        return goals.Goal(layout=None)
+        return goals.RolloutGoal(layout=None)
     if not well_known.LABEL_VALUE.fullmatch(operand):
         problem = f"{operand!r} is not a valid label value; write LAYOUT -l SELECTOR"
         raise errors.UsageError(problem)
-    return goals.Goal(layout=operand)
+    return goals.RolloutGoal(layout=operand)

@@ -11,7 +11,7 @@ from mig_manager.core.layout import layout_documents
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Goal:
+class RolloutGoal:
     """The request of a rollout: one layout, or, to undo, every node's former layout."""
 
     layout: str | None  # None: undo on the nodes with the rollout's mark

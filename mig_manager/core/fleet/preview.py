@@ -262,7 +262,7 @@ def source_of(
 
 
 def misfit(
-    goal: goals.Goal, node: fleet_nodes.FleetNode, cache: "dict[object, NodePlan | None]"
+    goal: goals.RolloutGoal, node: fleet_nodes.FleetNode, cache: "dict[object, NodePlan | None]"
 ) -> NodePlan | None:
     """Return why a node cannot have a rollout's layout; None if it can, or that is unknown.
 
@@ -310,7 +310,7 @@ def _unknown(node: fleet_nodes.FleetNode, layout: str, reason: str, message: str
 
 
 def of_rollout(
-    goal: goals.Goal, node: fleet_nodes.FleetNode, pods: Sequence[pod_object.Pod] | None
+    goal: goals.RolloutGoal, node: fleet_nodes.FleetNode, pods: Sequence[pod_object.Pod] | None
 ) -> NodePlan:
     """Plan what a rollout or its undo requests of a node."""
     target = goal.target(node)

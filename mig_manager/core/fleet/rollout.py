@@ -193,7 +193,7 @@ _Advanced = tuple[_NodeHistory, NodeProgress]
 class Rollout:
     """Decides after every read of the nodes; measures their durations."""
 
-    def __init__(self, goal: goals.Goal, limits: RolloutLimits) -> None:
+    def __init__(self, goal: goals.RolloutGoal, limits: RolloutLimits) -> None:
         self._goal = goal
         self._limits = limits
         self._histories: dict[str, _NodeHistory] = {}

@@ -32,15 +32,15 @@ def select(layout: layouts.Layout, gpus: Sequence[model.Gpu]) -> dict[str, model
     return {uuid: rule.desired for uuid, (gpu, rule) in deciding.items() if gpu.is_mig_capable}
 
 
-def goal_hashes(layout: layouts.Layout, gpus: Sequence[model.Gpu]) -> dict[str, str]:
-    """Return 12 hexadecimal digits per GPU, equal for layouts with the same goal for that GPU.
+def desired_hashes(layout: layouts.Layout, gpus: Sequence[model.Gpu]) -> dict[str, str]:
+    """Return 12 hexadecimal digits per GPU, equal for layouts with the same state of that GPU.
 
     Empty for a GPU that the layout does not select.
     """
-    goals = dict.fromkeys((gpu.uuid for gpu in gpus), "")
+    hashes = dict.fromkeys((gpu.uuid for gpu in gpus), "")
     for uuid, (gpu, rule) in _deciding(layout, gpus).items():
-        goals[uuid] = layouts.desired_hash(rule.desired) if gpu.is_mig_capable else ""
-    return goals
+        hashes[uuid] = layouts.desired_hash(rule.desired) if gpu.is_mig_capable else ""
+    return hashes
 
 
 def unrestored_elsewhere(

@@ -109,8 +109,8 @@ class RequestRecord:
     origin: Origin = Origin.LABEL
     may_evict: bool = True
     verified: Verified | None = None  # None: no layout was verified since this was requested
-    goals: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    """``selection.goal_hashes`` of the layout by UUID, of each GPU when it was last reachable."""
+    desired_hashes: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """By UUID: ``selection.desired_hashes`` of the layout, when the GPU was last reachable."""
     rebooted_hash: str | None = None
     """Content hash of the layout that the machine was rebooted for, empty if unknown; None: the
     machine was not rebooted."""
@@ -173,7 +173,7 @@ class RequestRecord:
             current,
             # To an agent that has just started, another text of the verified content is new.
             verified=self.verified if is_same and not is_new else None,
-            goals=self.goals if is_same and not is_new else {},
+            desired_hashes=self.desired_hashes if is_same and not is_new else {},
             rebooted_hash=self.rebooted_hash if is_same else None,
             rebooted_from=self.rebooted_from if is_same else "",
             awaited=self.awaited,
@@ -182,29 +182,33 @@ class RequestRecord:
         )
 
     def with_content(
-        self, config_hash: str, goals: Mapping[str, str], *, is_from_owner: bool
+        self, config_hash: str, desired_hashes: Mapping[str, str], *, is_from_owner: bool
     ) -> "RequestRecord":
         """Return the request once its layout's content is known.
 
         New content from the owner is a new request if it makes something else of the node's GPUs,
         so the old verification does not count. Other content changes without a request: with the
-        program, the driver and the reachable GPUs. ``goals`` are of the reachable GPUs.
+        program, the driver and the reachable GPUs. ``desired_hashes`` are of the reachable GPUs.
         """
         verified = self.verified
-        common = self.goals.keys() & goals.keys()
+        common = self.desired_hashes.keys() & desired_hashes.keys()
         if verified and verified.config_hash != config_hash:
             is_same = not is_from_owner or not verified.config_hash
-            if common and all(self.goals[uuid] == goals[uuid] for uuid in common):
+            if common and all(
+                self.desired_hashes[uuid] == desired_hashes[uuid] for uuid in common
+            ):
                 # An unreachable GPU is compared once it is back.
-                if common == self.goals.keys():
+                if common == self.desired_hashes.keys():
                     verified = dataclasses.replace(verified, config_hash=config_hash)
             else:
                 verified = dataclasses.replace(verified, is_as_applied=False) if is_same else None
-        return dataclasses.replace(self, verified=verified, goals={**self.goals, **goals})
+        return dataclasses.replace(
+            self, verified=verified, desired_hashes={**self.desired_hashes, **desired_hashes}
+        )
 
     def gpus_outside(self, gpus: Iterable[model.Gpu]) -> frozenset[str]:
         """Return the UUIDs of the GPUs that the layout is known not to select."""
-        return frozenset(gpu.uuid for gpu in gpus if self.goals.get(gpu.uuid) == "")
+        return frozenset(gpu.uuid for gpu in gpus if self.desired_hashes.get(gpu.uuid) == "")
 
     def with_status(self, published: run_status.RunStatus, boot_id: str) -> "RequestRecord":
         """Return the request with the content that the machine was rebooted for, if it was."""
@@ -267,7 +271,7 @@ class RequestRecord:
             "origin": self.origin.value,
             "mayEvict": self.may_evict,
             "verified": self.verified and self.verified.to_data(),
-            "goals": dict(self.goals) or None,
+            "desiredHashes": dict(self.desired_hashes) or None,
             "rebootedHash": self.rebooted_hash,
             "rebootedFrom": self.rebooted_from or None,
             "awaited": sorted(self.awaited) or None,
@@ -293,7 +297,7 @@ class RequestRecord:
                 # Only the word itself allows evictions.
                 may_evict=data["mayEvict"] is True,
                 verified=None if verified is None else Verified.from_data(verified),
-                goals=json_text.strings(data.get("goals", {})),
+                desired_hashes=json_text.strings(data.get("desiredHashes", {})),
                 rebooted_hash=None if rebooted is None else json_text.string(data, "rebootedHash"),
                 rebooted_from=json_text.string(data, "rebootedFrom", ""),
                 awaited=frozenset(json_text.string_list(data.get("awaited", []))),

@@ -293,7 +293,7 @@ def _with_layouts(
         ]
         if any(goal.counts for each in goals for goal in each.values()):
             changed[name] = [
-                dataclasses.replace(node, gpus=simulated_node.apply_goals(node.gpus, each)[0])
+                dataclasses.replace(node, gpus=simulated_node.apply_desired(node.gpus, each)[0])
                 for node, each in zip(nodes, goals, strict=True)
             ]
     return changed

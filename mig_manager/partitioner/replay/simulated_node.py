@@ -101,7 +101,7 @@ class SimulatedNode:
         self._publish(
             times=dataclasses.replace(self._node.times, requested_at=None, started_at=now)
         )
-        _, destroyed = apply_goals(self._node.gpus, change.goals)
+        _, destroyed = apply_desired(self._node.gpus, change.desired)
         self._is_tainted = destroyed.isdisjoint(self._in_use())
         if not self._is_tainted:
             self._finish(now, failed_hash=change.content_hash)
@@ -112,7 +112,7 @@ class SimulatedNode:
 
         Return how many instances it destroyed, and how many of these were in use.
         """
-        gpus, destroyed = apply_goals(self._node.gpus, change.goals)
+        gpus, destroyed = apply_desired(self._node.gpus, change.desired)
         self._is_tainted = False
         self._finish(now, gpus=gpus)
         self._list_devices()
@@ -172,11 +172,11 @@ def _slices(needs: demand.Needs) -> int:
     return sum(profile.gpu_slices * count for profile, count in needs.devices)
 
 
-def apply_goals(
-    gpus: tuple[model.Gpu, ...], goals: Mapping[str, model.DesiredGpu]
+def apply_desired(
+    gpus: tuple[model.Gpu, ...], desired: Mapping[str, model.DesiredGpu]
 ) -> tuple[tuple[model.Gpu, ...], set[_Span]]:
     """Return the GPUs after a change, and the instances that it destroys."""
-    plans = {plan.gpu_uuid: plan for plan in planner.plan(gpus, goals).gpus}
+    plans = {plan.gpu_uuid: plan for plan in planner.plan(gpus, desired).gpus}
     kept = {
         (uuid, target.placement)
         for uuid, plan in plans.items()

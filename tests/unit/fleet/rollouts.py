@@ -87,7 +87,7 @@ def rolling(most: str = "1", *, pauses: bool = False) -> rollout.Rollout:
     limits = rollout.RolloutLimits(
         max_unavailable=most, pauses=pauses, node_timeout_s=100, silence_timeout_s=10
     )
-    return rollout.Rollout(goals.Goal(layout=LAYOUT), limits)
+    return rollout.Rollout(goals.RolloutGoal(layout=LAYOUT), limits)
 
 
 def decide(*there: fleet_nodes.FleetNode, most: str = "1") -> rollout.RolloutDecision:

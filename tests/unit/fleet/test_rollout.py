@@ -109,7 +109,7 @@ def test_a_failure_before_the_request_does_not_count_as_its_outcome() -> None:
         LAYOUT, model.State.FAILED, reason="InUse", startedAt="2026-01-01T00:00:00.5Z"
     )
     before = node(requested=None, state=model.State.FAILED, status=earlier_run)
-    written = goals.Goal(layout=LAYOUT).mark(before)
+    written = goals.RolloutGoal(layout=LAYOUT).mark(before)
     assert written is not None
     mark = marks.parse(written.to_json())
     requested = dataclasses.replace(
@@ -531,7 +531,7 @@ UNDONE = marks.Mark(layout=LAYOUT, before=FORMER, is_undone=True)
 
 
 def undoing() -> rollout.Rollout:
-    return rollout.Rollout(goals.Goal(layout=None), rollout.RolloutLimits())
+    return rollout.Rollout(goals.RolloutGoal(layout=None), rollout.RolloutLimits())
 
 
 def undo(*there: fleet_nodes.FleetNode) -> rollout.RolloutDecision:
@@ -540,8 +540,8 @@ def undo(*there: fleet_nodes.FleetNode) -> rollout.RolloutDecision:
 
 def test_undo_includes_the_nodes_with_a_rollouts_mark() -> None:
     assert states(undo(done_node("a"), node("b"))) == {"a": NodeState.TO_DO}
-    assert goals.Goal(layout=None).target(done_node("a")) == FORMER
-    assert goals.Goal(layout=None).mark(done_node("a")) == UNDONE
+    assert goals.RolloutGoal(layout=None).target(done_node("a")) == FORMER
+    assert goals.RolloutGoal(layout=None).mark(done_node("a")) == UNDONE
 
 
 def test_an_interrupted_undo_continues() -> None:
@@ -553,7 +553,7 @@ def test_an_interrupted_undo_continues() -> None:
 def test_undo_of_a_node_that_had_no_label_removes_it() -> None:
     mark = marks.Mark(layout=LAYOUT, before=None)
     unlabelled = node("a", requested=None, mark=dataclasses.replace(mark, is_undone=True))
-    assert goals.Goal(layout=None).target(done_node("a", mark=mark)) is None
+    assert goals.RolloutGoal(layout=None).target(done_node("a", mark=mark)) is None
     assert undo(unlabelled).phase is Phase.DONE
     tainted = dataclasses.replace(unlabelled.view, taint_keys=HOLD)
     pending = {**unlabelled.view.labels, well_known.STATE_LABEL: model.State.PENDING.value}
@@ -591,7 +591,9 @@ def test_undo_waits_for_another_change_of_a_selected_node() -> None:
 
 
 def test_percentage_of_an_undo_is_of_the_selected_nodes() -> None:
-    undone = rollout.Rollout(goals.Goal(layout=None), rollout.RolloutLimits(max_unavailable="50%"))
+    undone = rollout.Rollout(
+        goals.RolloutGoal(layout=None), rollout.RolloutLimits(max_unavailable="50%")
+    )
 
     assert undone.decide([*map(done_node, "ab"), *map(node, "cd")], 0.0).start == ("a", "b")
 
@@ -616,11 +618,11 @@ def test_undo_leaves_superseded_nodes_alone() -> None:
 def test_a_new_rollout_is_the_newest_in_spite_of_clocks() -> None:
     now = dt.datetime(2026, 6, 1, tzinfo=dt.UTC)
     ahead = marks.Mark(layout="x", before=None, started_at=now + dt.timedelta(minutes=5))
-    first = goals.Goal(layout="y").of_rollout([node("a", mark=ahead)], now)
+    first = goals.RolloutGoal(layout="y").of_rollout([node("a", mark=ahead)], now)
     marked = node("b", mark=first.mark(node("b")))
 
     later = now + dt.timedelta(minutes=1)
-    again = goals.Goal(layout="y").of_rollout([node("a", mark=ahead), marked], later)
+    again = goals.RolloutGoal(layout="y").of_rollout([node("a", mark=ahead), marked], later)
 
     assert first.started_at is not None
     assert first.started_at > now + dt.timedelta(minutes=5)
@@ -628,7 +630,7 @@ def test_a_new_rollout_is_the_newest_in_spite_of_clocks() -> None:
 
 
 def test_mark_has_the_layout_before_and_round_trips() -> None:
-    forward = goals.Goal(layout=LAYOUT)
+    forward = goals.RolloutGoal(layout=LAYOUT)
     for before, there in (
         (FORMER, node()),
         ("kept", node(requested=None, applied="kept")),
@@ -650,7 +652,7 @@ def test_rules_with_uuids_are_compared_with_a_nodes_published_gpus() -> None:
     rule = "{devices: [GPU-aaaaaaaa-1111-2222-3333-444444444444], mig-enabled: false}"
     text = f"version: v1\nmig-configs:\n  {LAYOUT}: [{rule}]"
     document = config.parse(text, source="a file")
-    goal = goals.Goal(layout=LAYOUT, document=document)
+    goal = goals.RolloutGoal(layout=LAYOUT, document=document)
     rolled = rollout.Rollout(goal, rollout.RolloutLimits(max_unavailable="2"))
 
     first = rolled.decide([node("a", gpus=of_b), node("b", gpus=of_a)], 0.0)

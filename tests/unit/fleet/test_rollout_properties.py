@@ -117,7 +117,7 @@ def test_status_of_one_custom_layout_does_not_count_for_the_next(text: str, repo
 def test_an_undo_waits_for_the_custom_layout_that_the_annotation_holds_now() -> None:
     mark = marks.Mark(layout=LAYOUT, before="custom", is_undone=True)
     undo = rollout.Rollout(
-        goals.Goal(layout=None),
+        goals.RolloutGoal(layout=None),
         rollout.RolloutLimits(node_timeout_s=100, silence_timeout_s=10),
     )
     for reported, state in (("one", NodeState.PENDING), ("two", NodeState.SUCCESS)):

@@ -39,7 +39,7 @@ REQUEST = requests.RequestRecord(
     origin=requests.Origin.PARTITIONER,
     may_evict=False,
     verified=requests.Verified(config_hash="h", is_from_owner=True, is_as_applied=True),
-    goals={"GPU-1": "g", "GPU-2": ""},
+    desired_hashes={"GPU-1": "g", "GPU-2": ""},
     rebooted_hash="h",
     applied_fingerprints=applied_gpus.GpuFingerprints(
         boot_id="boot-1", gpus={"GPU-1": "f"}, names={"GPU-1": "GPU 0 (A100, GPU-1)"}
@@ -135,7 +135,7 @@ MALFORMED: dict[Callable[[str], object], tuple[str, ...]] = {
         request_with(version=2),
         request_with(origin="another"),
         *(request_with(**{key: None}) for key in ("config", "annotationHash", "rebootedFrom")),
-        request_with(goals={"GPU-1": None}),
+        request_with(desiredHashes={"GPU-1": None}),
         *(request_with(awaited=each) for each in (None, [None], "nvidia.com/gpu.deploy.dcgm")),
         request_with(rebootedHash=1),
         request_with(verified={"configHash": None, "owners": True}),
@@ -278,7 +278,7 @@ SEEN_ELSEWHERE = requests.Verified(config_hash="x")
 
 
 @pytest.mark.parametrize(
-    ("verified", "config_hash", "goals", "is_from_owner", "after"),
+    ("verified", "config_hash", "desired_hashes", "is_from_owner", "after"),
     [
         (None, "x", {}, True, None),
         (VERIFIED, "x", {}, True, VERIFIED),
@@ -297,19 +297,19 @@ SEEN_ELSEWHERE = requests.Verified(config_hash="x")
 def test_only_content_with_another_goal_from_the_owner_is_a_new_request(
     verified: requests.Verified | None,
     config_hash: str,
-    goals: dict[str, str],
+    desired_hashes: dict[str, str],
     *,
     is_from_owner: bool,
     after: requests.Verified | None,
 ) -> None:
     before = {"G0": "same", "G1": "same"}
-    record = requests.RequestRecord(config="a", verified=verified, goals=before)
+    record = requests.RequestRecord(config="a", verified=verified, desired_hashes=before)
 
-    edited = record.with_content(config_hash, goals, is_from_owner=is_from_owner)
+    edited = record.with_content(config_hash, desired_hashes, is_from_owner=is_from_owner)
 
     assert edited.verified == after
     # Once GPU 1 is back, its part of the edit counts.
-    assert edited.goals == before | goals
+    assert edited.desired_hashes == before | desired_hashes
 
 
 REBOOTED = requests.RequestRecord(

@@ -131,7 +131,7 @@ class Changes:
             layout=document.text,
             content_hash=document.content_hash,
             pods=pods,
-            goals=desired,
+            desired=desired,
             plan=plan,
             why=f"{why}{where}",
             likely=likely,

@@ -47,8 +47,8 @@ class NodeChange:
     pods: tuple[demand.Pending, ...]
     """The pods that it makes room for; none: it prepares for likely pods, merges back, withdraws
     a failed request, or destroys idle instances of GPUs on hold."""
-    goals: Mapping[str, model.DesiredGpu]  # by UUID of the GPU, what the layout requests
-    plan: steps.Plan  # from the node's present GPUs to the goals
+    desired: Mapping[str, model.DesiredGpu]  # by UUID of the GPU, what the layout requests
+    plan: steps.Plan  # from the node's present GPUs to the desired ones
     why: str  # a sentence
     likely: tuple[demand.Needs, ...] = ()  # the needs of the likely pods that it prepares for
 
