@@ -31,7 +31,11 @@ class Inbox:
         self._has_use_changed = False
 
     def put_label(
-        self, name: str | None, *, node_uid: str = "", custom: custom_layouts.Custom | None = None
+        self,
+        name: str | None,
+        *,
+        node_uid: str = "",
+        custom: custom_layouts.CustomRequest | None = None,
     ) -> None:
         """Set the label's value and the content of ``custom``; equal ones are no new request.
 

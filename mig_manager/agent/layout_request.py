@@ -11,7 +11,7 @@ class Request:
     """The requested layout, and how to attempt it."""
 
     config: str = ""  # the name of the layout; empty: none is requested
-    custom: custom_layouts.Custom | None = None
+    custom: custom_layouts.CustomRequest | None = None
     """The content of ``custom``; None for other layouts."""
     annotation_hash: str = ""
     """Hash of ``custom`` where its content is not needed, because nothing is applied."""

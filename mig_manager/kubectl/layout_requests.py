@@ -131,7 +131,7 @@ def _notes(node: fleet_nodes.FleetNode) -> list[str]:
             "its agent takes no custom layouts and the request would fail; enable them with "
             "--custom-layouts"
         )
-    if custom_layouts.Custom.of(node.view).is_on_demand:
+    if custom_layouts.CustomRequest.of(node.view).is_on_demand:
         notes.append("it is partitioned on demand: the partitioner may replace this layout")
     return notes
 
@@ -174,5 +174,5 @@ def _request(
 
 def _basis(node: fleet_nodes.FleetNode) -> tuple[object, ...]:
     """Return the parts of a node that determine a plan and its notes."""
-    custom = custom_layouts.Custom.of(node.view)
+    custom = custom_layouts.CustomRequest.of(node.view)
     return node.view.uid, node.requested, node.gpus_text, node.listed.layouts, custom

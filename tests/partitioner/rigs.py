@@ -98,7 +98,9 @@ class PartitionerRig:
         )
         times = {"startedAt": began_at, "finishedAt": ended_at}
         if layout == well_known.CUSTOM_LAYOUT:
-            requested = custom_layouts.Custom(node_name=name, text=self.requested_layout(name))
+            requested = custom_layouts.CustomRequest(
+                node_name=name, text=self.requested_layout(name)
+            )
             members["annotationHash"] = requested.annotation_hash
         text = api_objects.a_status(layout, state, **times | members)
         return api_objects.annotations_of_agent(

@@ -434,5 +434,5 @@ def is_unanswered(rig: PartitionerRig, name: str) -> bool:
     annotations = rig.node(name)["metadata"]["annotations"]
     text = annotations.get(well_known.LAYOUT_ANNOTATION)
     status = json.loads(annotations[well_known.STATUS_ANNOTATION])
-    requested = custom_layouts.Custom(node_name=name, text=text)
+    requested = custom_layouts.CustomRequest(node_name=name, text=text)
     return bool(text) and status.get("annotationHash") != requested.annotation_hash

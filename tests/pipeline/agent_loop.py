@@ -18,7 +18,7 @@ class EndOfPause(BaseException):
 
 
 def request(
-    rig: node_rig.NodeRig, layout: str | None, custom: custom_layouts.Custom | None = None
+    rig: node_rig.NodeRig, layout: str | None, custom: custom_layouts.CustomRequest | None = None
 ) -> None:
     """Set what requests a layout on the Node, or remove it."""
     partitioning = well_known.ON_DEMAND if custom and custom.is_on_demand else None

@@ -25,13 +25,13 @@ BALANCED = document(
 
 def custom_layout(
     text: str | None = CHANGED, *, is_on_demand: bool = False
-) -> custom_layouts.Custom:
-    return custom_layouts.Custom(node_name="node-a", text=text, is_on_demand=is_on_demand)
+) -> custom_layouts.CustomRequest:
+    return custom_layouts.CustomRequest(node_name="node-a", text=text, is_on_demand=is_on_demand)
 
 
 def request_custom(
     rig: node_rig.NodeRig,
-    requested: custom_layouts.Custom | None = None,
+    requested: custom_layouts.CustomRequest | None = None,
     *,
     by: agents.AgentInMemory | None = None,
     limits: dict[str, Any] | None = None,

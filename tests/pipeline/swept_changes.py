@@ -22,7 +22,7 @@ class Change(NamedTuple):
     make: Callable[[], node_rig.NodeRig]
     layout: str
     was: str | None = None  # the layout that is applied before
-    custom: custom_layouts.Custom | None = (
+    custom: custom_layouts.CustomRequest | None = (
         None  # where it is this, the GPUs end with "one-slice-changed"
     )
     is_refused: bool = False

@@ -114,7 +114,7 @@ class FleetNode:
         """Whether the status is about the request: its name and, if custom, its content."""
         if self.status is None or self.status.config != self.requested:
             return False
-        expected = custom_layouts.Custom.of(self.view).annotation_hash
+        expected = custom_layouts.CustomRequest.of(self.view).annotation_hash
         return self.status.annotation_hash in ("", expected)
 
     @property

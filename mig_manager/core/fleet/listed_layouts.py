@@ -62,7 +62,7 @@ def layout_of(
             (UNKNOWN_CONFIG).
     """
     if name == well_known.CUSTOM_LAYOUT and node.listed.takes_custom:
-        return custom_layouts.Custom.of(node.view).layout()[0]
+        return custom_layouts.CustomRequest.of(node.view).layout()[0]
     listed = next((each for each in node.listed.layouts if each.name == name), None)
     in_document = document.layouts.get(name)
     if listed and (in_document is None or in_document.content_hash != listed.content_hash):

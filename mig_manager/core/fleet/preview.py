@@ -191,7 +191,7 @@ def preview(
     if gpus is None:
         return _unknown(node, name, "NotPublished", why)
     is_custom = layout is not None or is_from_annotation(node, name)
-    custom = custom_layouts.Custom.of(node.view) if is_custom else None
+    custom = custom_layouts.CustomRequest.of(node.view) if is_custom else None
     may_evict = custom_layouts.request_for(name, custom).may_evict
     try:
         layout = layout or listed_layouts.layout_of(node, gpus, document, name)

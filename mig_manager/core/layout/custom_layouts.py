@@ -21,7 +21,7 @@ own must have room."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Custom:
+class CustomRequest:
     """The content of a request for ``custom``; a different member means another request."""
 
     node_name: str
@@ -30,9 +30,9 @@ class Custom:
     """Whether programs repartition the node: then no pod is evicted or awaited."""
 
     @staticmethod
-    def of(view: node_object.NodeView) -> "Custom":
+    def of(view: node_object.NodeView) -> "CustomRequest":
         """Return the content of ``custom`` on a node."""
-        return Custom(
+        return CustomRequest(
             node_name=view.name,
             text=view.annotations.get(well_known.LAYOUT_ANNOTATION) or None,
             is_on_demand=view.labels.get(well_known.PARTITIONING_LABEL) == well_known.ON_DEMAND,
@@ -64,14 +64,14 @@ class Custom:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Written:
-    """A document for the annotation."""
+class LayoutAnnotation:
+    """The value of the annotation with a layout."""
 
     text: str
     content_hash: str  # hash of its layout, as in the agent's status
 
 
-def written(desired: Mapping[str, model.DesiredGpu], *, addition: str = "") -> Written:
+def render(desired: Mapping[str, model.DesiredGpu], *, addition: str = "") -> LayoutAnnotation:
     """Return a document that requests these states of GPUs, by UUID, and evicts no pod.
 
     GPUs with equal states share a rule. An ``addition`` to the layout's name makes a new request
@@ -93,7 +93,7 @@ def written(desired: Mapping[str, model.DesiredGpu], *, addition: str = "") -> W
     )
     name = " ".join(filter(None, (well_known.ON_DEMAND, addition)))
     layout = layouts.Layout(name=name, rules=rules, location=nowhere)
-    return Written(
+    return LayoutAnnotation(
         text=json.dumps(layout_documents.render([layout])), content_hash=layout.content_hash
     )
 
@@ -111,13 +111,13 @@ def is_marked(text: str) -> bool:
     return f"{layout.name} ".startswith(_MARK)
 
 
-def of_request(view: node_object.NodeView) -> Custom | None:
+def of_request(view: node_object.NodeView) -> CustomRequest | None:
     """Return the content of a node's request for ``custom``; None without such a request."""
     is_custom = view.labels.get(well_known.CONFIG_LABEL) == well_known.CUSTOM_LAYOUT
-    return Custom.of(view) if is_custom else None
+    return CustomRequest.of(view) if is_custom else None
 
 
-def request_for(name: str, custom: Custom | None) -> requests.RequestRecord:
+def request_for(name: str, custom: CustomRequest | None) -> requests.RequestRecord:
     """Return the request for a layout, with the content of ``custom`` if that is requested."""
     if custom is None:
         return requests.RequestRecord(config=name)

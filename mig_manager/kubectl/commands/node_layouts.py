@@ -112,7 +112,7 @@ def list_layouts(report: node_reports.NodeReport, documents: Iterable[Document])
     if node.listed.takes_custom:
         # An invalid annotation has no layout to list.
         with contextlib.suppress(errors.MigManagerError):
-            custom, _ = custom_layouts.Custom.of(node.view).layout()
+            custom, _ = custom_layouts.CustomRequest.of(node.view).layout()
             entries = [*entries, layout_list.Entry.of(custom)]
             contents_by_key |= _by_key([custom])
     notes += [note] if note else []

@@ -133,7 +133,9 @@ class PlayedChange:
         """Let an agent evict every pod, as a request of another layout may."""
         self.may_go |= {"affected", "spared", "newcomer"}
 
-    def request(self, layout: str | None, custom: custom_layouts.Custom | None = None) -> None:
+    def request(
+        self, layout: str | None, custom: custom_layouts.CustomRequest | None = None
+    ) -> None:
         """Set what is requested on the Node."""
         agent_loop.request(self.rig, layout, custom)
 

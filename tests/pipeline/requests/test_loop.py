@@ -194,7 +194,7 @@ def test_run_is_alone_with_the_driver_and_a_pause_is_not() -> None:
 
 
 def test_end_of_the_opt_in_makes_no_new_request() -> None:
-    custom = custom_layouts.Custom(node_name="n", text="x", is_on_demand=True)
+    custom = custom_layouts.CustomRequest(node_name="n", text="x", is_on_demand=True)
     box = intake.Inbox()
     box.put_label("custom", custom=custom)
     request = box.next(0)
@@ -206,6 +206,6 @@ def test_end_of_the_opt_in_makes_no_new_request() -> None:
 
     following = box.next(request.generation)
     assert following
-    assert following.request.custom == custom_layouts.Custom(
+    assert following.request.custom == custom_layouts.CustomRequest(
         node_name="n", text="y", is_on_demand=False
     )

@@ -194,8 +194,8 @@ def test_an_agent_that_stops_in_a_run_publishes_that_it_was_interrupted() -> Non
     ends.assert_restored(rig, is_stopped=True)
 
 
-def custom_layout(text: str | None, *, is_on_demand: bool = False) -> custom_layouts.Custom:
-    return custom_layouts.Custom(node_name="node-a", text=text, is_on_demand=is_on_demand)
+def custom_layout(text: str | None, *, is_on_demand: bool = False) -> custom_layouts.CustomRequest:
+    return custom_layouts.CustomRequest(node_name="node-a", text=text, is_on_demand=is_on_demand)
 
 
 def test_another_annotation_makes_a_new_request_and_the_same_none(

@@ -113,7 +113,7 @@ class AgentInMemory(reconcile.Reconciler):
     def recover(
         self,
         request: layout_request.Request | str | None,
-        custom: custom_layouts.Custom | None = None,
+        custom: custom_layouts.CustomRequest | None = None,
     ) -> None:
         super().recover(_as_request(request, custom=custom))
 
@@ -128,7 +128,7 @@ class AgentInMemory(reconcile.Reconciler):
         self,
         request: layout_request.Request | str,
         outcome: outcomes.Outcome,
-        custom: custom_layouts.Custom | None = None,
+        custom: custom_layouts.CustomRequest | None = None,
     ) -> drift.Action:
         return super().check_drift(_as_request(request, custom=custom), outcome)
 
@@ -176,7 +176,7 @@ def start(
     layout: str | None,
     *,
     layouts: str = CONFIG,
-    custom: custom_layouts.Custom | None = None,
+    custom: custom_layouts.CustomRequest | None = None,
     **options: Any,
 ) -> AgentInMemory:
     """Return an agent that has just started, with a layout or without one.

@@ -264,7 +264,9 @@ def test_other_handling_of_the_layout_by_an_agent_is_noted(
     every = (NO_CUSTOM, NO_EVICTION, ON_DEMAND)
     assert {each for each in every if each in answer.out} == notes
     assert metadata(empty_cluster.server)["labels"][well_known.CONFIG_LABEL] == "custom"
-    request = custom_layouts.Custom.of(node_object.parse_node(node_copy(empty_cluster.server)))
+    request = custom_layouts.CustomRequest.of(
+        node_object.parse_node(node_copy(empty_cluster.server))
+    )
     may_evict = custom_layouts.request_for("custom", request).may_evict
     assert may_evict is (NO_EVICTION not in notes)
 
@@ -346,7 +348,9 @@ def add_custom(
         server,
         requested="custom",
         config_hash=layout.content_hash,
-        annotation_hash=custom_layouts.Custom(node_name="gpu-1", text=reported).annotation_hash,
+        annotation_hash=custom_layouts.CustomRequest(
+            node_name="gpu-1", text=reported
+        ).annotation_hash,
         annotations={} if text is None else {well_known.LAYOUT_ANNOTATION: text},
         **fields,
     )

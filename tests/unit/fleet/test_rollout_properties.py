@@ -98,7 +98,7 @@ def with_custom(text: str, *, reported: str) -> fleet_nodes.FleetNode:
         "custom",
         model.State.SUCCESS,
         phase="Done",
-        annotationHash=custom_layouts.Custom(node_name="a", text=reported).annotation_hash,
+        annotationHash=custom_layouts.CustomRequest(node_name="a", text=reported).annotation_hash,
     )
     plain = node(requested="custom", applied="custom", status=status)
     annotated = dataclasses.replace(plain.view, annotations={well_known.LAYOUT_ANNOTATION: text})

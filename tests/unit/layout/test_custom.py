@@ -38,7 +38,9 @@ def test_the_annotation_does_not_belong_to_another_request(
 def test_requests_and_their_hashes_differ_exactly_if_the_annotations_do(
     first: str | None, second: str | None
 ) -> None:
-    one, other = (custom_layouts.Custom.of(view("custom", text)) for text in (first, second))
+    one, other = (
+        custom_layouts.CustomRequest.of(view("custom", text)) for text in (first, second)
+    )
     is_same = (first or "") == (second or "")
     assert (one == other) is is_same
     assert (one.annotation_hash == other.annotation_hash) is is_same
@@ -49,15 +51,15 @@ def test_only_the_label_of_the_node_makes_it_on_demand() -> None:
     key = well_known.PARTITIONING_LABEL
     for value, is_on_demand in (("on-demand", True), ("off", False), ("", False)):
         assert (
-            custom_layouts.Custom.of(view("custom", ONE, **{key: value})).is_on_demand
+            custom_layouts.CustomRequest.of(view("custom", ONE, **{key: value})).is_on_demand
             is is_on_demand
         )
-    assert not custom_layouts.Custom.of(view("custom", ONE)).is_on_demand
+    assert not custom_layouts.CustomRequest.of(view("custom", ONE)).is_on_demand
 
 
 @hypothesis.given(text=st.text(max_size=60) | drawn_documents.mutated(ONE))
 def test_any_annotation_is_one_layout_or_an_error_that_names_it(text: str) -> None:
-    custom = custom_layouts.Custom.of(view("custom", text))
+    custom = custom_layouts.CustomRequest.of(view("custom", text))
     try:
         layout, _ = custom.layout()
     except errors.LayoutError as error:

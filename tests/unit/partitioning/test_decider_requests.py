@@ -27,7 +27,7 @@ LATER = NOW + dt.timedelta(seconds=400)
 def requested_node(name: str, change: decisions.NodeChange, **failed: str) -> dict[str, Any]:
     """Return a node after a request, whose agent has not reported, or has failed it so."""
     (layout,) = config.parse(change.layout, source="x").layouts.values()
-    custom = custom_layouts.Custom(node_name=name, text=change.layout)
+    custom = custom_layouts.CustomRequest(node_name=name, text=change.layout)
     text = api_objects.a_status(
         "custom",
         model.State.FAILED,

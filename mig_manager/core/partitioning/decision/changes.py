@@ -108,7 +108,7 @@ class Changes:
             plan = planner.plan(node.gpus, desired)
         except errors.LayoutError:
             return False
-        document = custom_layouts.written(desired)
+        document = custom_layouts.render(desired)
         # A GPU that awaits a reset has no known use.
         is_safe = all(
             step.gpu_uuid in node.in_use and step.placement not in node.in_use[step.gpu_uuid]
@@ -119,7 +119,7 @@ class Changes:
             if finished_at is None or decisions.is_recent(finished_at, now=self._now):
                 self._too_early.add(position)
                 return False
-            document = custom_layouts.written(desired, addition=f"after {finished_at}")
+            document = custom_layouts.render(desired, addition=f"after {finished_at}")
         if (plan.is_empty and not is_withdrawal) or not is_safe:
             return False
         self._budget -= 1

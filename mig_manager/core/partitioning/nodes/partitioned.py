@@ -154,7 +154,7 @@ def parse(item: Mapping[str, Any]) -> PartitionedNode | None:
     is_blocked = is_retried and not is_replaceable
     failed_hash = _failed_hash(node)
     is_custom = bool(failed_hash) and node.requested == well_known.CUSTOM_LAYOUT
-    custom = custom_layouts.Custom.of(node.view).text if is_custom else None
+    custom = custom_layouts.CustomRequest.of(node.view).text if is_custom else None
     retrying = f"its agent retries layout {node.requested}" if is_blocked else ""
     return PartitionedNode(
         name=node.name,
@@ -193,7 +193,7 @@ def parse(item: Mapping[str, Any]) -> PartitionedNode | None:
 
 def _failed_hash(node: fleet_nodes.FleetNode) -> str:
     """Return the ``failed_hash`` of a node's agent; empty if its last run did not fail."""
-    published, custom = node.status, custom_layouts.Custom.of(node.view)
+    published, custom = node.status, custom_layouts.CustomRequest.of(node.view)
     has_failed = published is not None and published.state is model.State.FAILED
     if published is None or not has_failed or published.config != well_known.CUSTOM_LAYOUT:
         return ""
