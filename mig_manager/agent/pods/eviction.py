@@ -316,9 +316,9 @@ class Evictions:
             before = self._attempts.pop(pod.uid, _Attempt()).error
             failure: errors.ClusterError | None = None
             try:
-                verdict = act(pod)
-                why, pause_s = verdict.why, verdict.retry_after_s
-                if verdict.answer is not evictions.Eviction.BLOCKED:
+                response = act(pod)
+                why, pause_s = response.why, response.retry_after_s
+                if response.answer is not evictions.Eviction.BLOCKED:
                     continue
             except errors.ClusterError as error:
                 if error.reason not in _TRANSIENT:
@@ -347,26 +347,26 @@ class Evictions:
         if self._must_list_again(current, pod):
             why = "the pods are listed again before its eviction"
             return evictions.EvictionResponse(answer=evictions.Eviction.BLOCKED, why=why)
-        verdict = evictions.EvictionResponse(answer=evictions.Eviction.ACCEPTED)
+        response = evictions.EvictionResponse(answer=evictions.Eviction.ACCEPTED)
         try:
             if current.is_forced:
                 self.deps.workloads.delete(pod)
                 _log.warning("pod_deleted_by_force", pod=pod.key)
             else:
-                verdict = self.deps.workloads.evict(pod)
+                response = self.deps.workloads.evict(pod)
         except errors.ClusterError as error:
             if error.may_be_done:
                 self.returning.record_removed(pod)
                 self._count_evicted(pod, is_forced=current.is_forced)
             raise
-        if verdict.answer is not evictions.Eviction.BLOCKED:
+        if response.answer is not evictions.Eviction.BLOCKED:
             self._attempts[pod.uid] = _Attempt(is_done=True)
             self.returning.record_removed(pod)
             if not current.is_forced:
-                _log.info("pod_evicted", pod=pod.key, answer=verdict.answer.value)
-        if verdict.answer is evictions.Eviction.ACCEPTED:
+                _log.info("pod_evicted", pod=pod.key, answer=response.answer.value)
+        if response.answer is evictions.Eviction.ACCEPTED:
             self._count_evicted(pod, is_forced=current.is_forced)
-        return verdict
+        return response
 
     def _enter(self, message: str) -> None:
         """Publish which pods go next, and record it as ``_record_eviction``."""

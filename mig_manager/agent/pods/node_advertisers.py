@@ -39,10 +39,11 @@ def uids(pods: Iterable[pod_object.Pod]) -> frozenset[str]:
     return frozenset(pod.uid for pod in pods if is_advertiser(pod))
 
 
-def find_awaited(deps: ports.Dependencies, recorder: run_recorder.RunRecorder) -> Advertisers:
+def find_awaited(attempt: attempts.Attempt) -> Advertisers:
     """Return the advertisers that must serve the node again, even without a pod now."""
-    view = deps.node.latest()
-    return _with_replaced(deps, _list_awaited(recorder, view.labels), view)
+    view = attempt.deps.node.latest()
+    advertisers = _list_awaited(attempt.recorder, view.labels)
+    return _with_replaced(attempt.deps, advertisers, view)
 
 
 def find_resumed(recorder: run_recorder.RunRecorder, labels: Mapping[str, str]) -> Advertisers:

@@ -74,7 +74,7 @@ def pause_driver(
     From now on the scheduler can allocate no device, not even to pods that tolerate the taint.
     """
     _pause(attempt, functools.partial(_choose, usage, plan, is_driver=True))
-    advertisers = node_advertisers.find_awaited(attempt.deps, attempt.recorder)
+    advertisers = node_advertisers.find_awaited(attempt)
     if node_advertisers.DRIVER in advertisers:
         # Kubelet deletes the slices 30 s after the driver has stopped.
         node_advertisers.DRIVER.withdraw(attempt.deps)
