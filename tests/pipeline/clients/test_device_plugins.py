@@ -272,9 +272,8 @@ def test_outdated_watch_does_not_end_the_wait_for_the_plugin(
 
 
 def test_a_patch_that_failed_does_not_lose_the_gpus() -> None:
-    ends.run_to(undisturbed := nodes.node(), "all-1g.5gb", Reason.APPLIED)
     rig = nodes.node()
-    rig.fail_once_at = {undisturbed.log.index("node.patch"): strikes.BROKEN["node"]}
+    rig.fail_once("node.patch", strikes.BROKEN["node"])
 
     ends.run_to(rig, "all-1g.5gb", Reason.API_UNAVAILABLE)
 

@@ -158,7 +158,7 @@ def test_a_validator_that_cannot_be_deleted_does_not_fail_the_run() -> None:
     ends.run_to(rig, "one-slice-changed", Reason.APPLIED)
     last_delete = len(rig.log) - 1 - rig.log[::-1].index("workloads.delete")
     rig = monitored_node()
-    rig.fail_once_at = {last_delete: strikes.BROKEN["workloads"]}
+    rig.fail_once(last_delete, strikes.BROKEN["workloads"])
 
     ends.run_to(rig, "one-slice-changed", Reason.APPLIED)
 

@@ -94,7 +94,7 @@ def test_failing_api_does_not_block_the_rollback() -> None:
     for index in call_indices:
         rig = failing_node()
         before = rig.gpus
-        rig.fail_once_at = {index: strikes.BROKEN["node"]}
+        rig.fail_once(index, strikes.BROKEN["node"])
 
         with contextlib.suppress(errors.ClusterError):
             outcome = agents.run(rig, "one-slice-changed")
@@ -115,7 +115,7 @@ def test_node_is_restored_after_any_failed_call_and_the_retry_ends_alike(name: s
     for index, call in enumerate(undisturbed):
         rig = change.make()
         agent = change.agent(rig)
-        rig.fail_once_at = {index: strikes.broken(call)}
+        rig.fail_once(index, strikes.broken(call))
         try:
             change.run(rig, agent)
         except errors.ClusterError:
@@ -146,7 +146,7 @@ def test_api_outage_after_the_change_neither_fails_nor_rolls_back(name: str) -> 
     for index in call_indices:
         rig = change.make()
         agent = change.agent(rig)
-        rig.fail_once_at = {index: strikes.BROKEN["node"]}
+        rig.fail_once(index, strikes.BROKEN["node"])
         try:
             change.run(rig, agent)
         except errors.ClusterError:
@@ -165,7 +165,7 @@ def test_an_agent_that_stops_after_an_outage_in_mid_change_ends_the_run(name: st
     for index in range(undisturbed.index("gpus.execute"), len(undisturbed)):
         rig = change.make()
         agent = change.agent(rig)
-        rig.fail_once_at = {index: strikes.broken(undisturbed[index])}
+        rig.fail_once(index, strikes.broken(undisturbed[index]))
         try:
             change.run(rig, agent)
         except errors.ClusterError:
@@ -193,7 +193,7 @@ def test_an_agent_stopped_in_a_drain_restores_despite_a_failed_call() -> None:
     for index in range(len(undisturbed.log)):
         rig = nodes.busy_node()
         agent = agents.new_agent(rig)
-        rig.fail_once_at = {index: strikes.BROKEN["node"]}
+        rig.fail_once(index, strikes.BROKEN["node"])
         stop_in_a_drain(rig, agent)
         assert not rig.fail_once_at, index
 

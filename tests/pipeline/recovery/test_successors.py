@@ -51,7 +51,7 @@ def test_successor_that_started_before_the_change_takes_over_its_journal(request
     ):
         rig = nodes.busy_node()
         successor = agents.start(rig, "one-slice-changed")
-        rig.fail_once_at = {len(rig.log) + index: strikes.Killed()}
+        rig.fail_once(len(rig.log) + index, strikes.Killed())
         with pytest.raises(strikes.Killed):
             agents.run(rig, "one-slice-changed")
 
@@ -66,7 +66,7 @@ def test_successor_that_cannot_read_the_journal_again_undoes_nothing() -> None:
     strikes.at_first_step(rig, lambda: successor.recover("one-slice-changed"))
     assert agents.run(rig, "one-slice-changed").reason is Reason.APPLIED
     changed = rig.gpus
-    rig.fail_once_at = {len(rig.log): strikes.BROKEN["node"]}
+    rig.fail_next(strikes.BROKEN["node"])
 
     assert agents.run(rig, "one-slice-changed", by=successor).reason is Reason.API_UNAVAILABLE
     assert rig.gpus == changed
@@ -299,7 +299,7 @@ def test_services_start_after_the_rollback_of_a_resumed_run() -> None:
     calls = undisturbed.log[: undisturbed.log.index("gpus.execute")]
     last = max(at for at, call in enumerate(calls) if call == "workloads.list")
     rig = node_after_kill()
-    rig.fail_once_at[last] = strikes.broken("workloads.list")
+    rig.fail_once(last, strikes.broken("workloads.list"))
 
     def occupy() -> None:
         rig.driver.clients = "nvsm (pid 7)" if rig.host.services["nvsm.service"] else ""

@@ -241,7 +241,7 @@ def test_layouts_are_written_without_a_label_until_that_succeeds(rig: node_rig.N
 def test_a_list_that_could_not_be_published_is_published_later(rig: node_rig.NodeRig) -> None:
     undisturbed = calls_of(nodes.node(), "team-a")
     at = len(undisturbed) - undisturbed[::-1].index("node.patch") - 1
-    rig.fail_once_at[at] = strikes.BROKEN["node"]
+    rig.fail_once(at, strikes.BROKEN["node"])
     written: list[str] = []
 
     def write(document: str) -> bool:

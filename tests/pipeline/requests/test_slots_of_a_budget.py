@@ -160,7 +160,7 @@ def test_the_slot_is_released_with_the_nodes_marks_whichever_call_fails(
     for index, call in enumerate(rig.log):
         rig = nodes.limited_node()
         agent = agents.new_agent(rig)
-        rig.fail_once_at = {index: strikes.broken(call)}
+        rig.fail_once(index, strikes.broken(call))
         try:
             agents.run(rig, "one-slice-changed", by=agent)
         except errors.ClusterError:

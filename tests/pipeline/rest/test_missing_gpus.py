@@ -42,7 +42,7 @@ def test_the_applied_label_is_removed_if_a_gpu_returns_without_the_layout(
 
 def test_gpus_unreachable_for_a_while_do_not_count_as_drift() -> None:
     rig, agent, outcome = nodes.at_rest("all-balanced")
-    rig.fail_once_at = {len(rig.log): strikes.NO_DRIVER}
+    rig.fail_next(strikes.NO_DRIVER)
 
     assert agent.check_drift("all-balanced", outcome) is drift.Action.REST
 
@@ -173,7 +173,7 @@ def test_a_layout_that_a_reload_took_is_not_restored_under_a_pod() -> None:
 def test_instances_that_a_person_removed_are_not_restored(driver: str) -> None:
     rig, agent, outcome = nodes.at_rest("all-balanced")
     if driver != "stayed":
-        rig.fail_once_at = {len(rig.log): strikes.NO_DRIVER}
+        rig.fail_next(strikes.NO_DRIVER)
         for _ in range(2):
             agent.check_drift("all-balanced", outcome)
     rig.gpus = gpu_values.without_instances(rig.gpus, 0, 1)
@@ -189,7 +189,7 @@ def test_instances_that_a_person_removed_are_not_restored(driver: str) -> None:
 def test_single_failed_checks_between_good_ones_do_not_add_up() -> None:
     rig, agent, outcome = nodes.at_rest("all-balanced")
     for _ in range(4):
-        rig.fail_once_at = {len(rig.log): strikes.NO_DRIVER}
+        rig.fail_next(strikes.NO_DRIVER)
         agent.check_drift("all-balanced", outcome)
         agent.check_drift("all-balanced", outcome)
     assert readiness_of(rig) == ("True", "LayoutVerified")

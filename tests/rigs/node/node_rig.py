@@ -52,8 +52,8 @@ class NodeRig:
 
     log: list[str] = dataclasses.field(default_factory=list)
     on_call: Callable[[], object] = lambda: None
-    fail_once_at: dict[int, BaseException] = dataclasses.field(default_factory=dict)
-    """Index into ``log`` -> the error that this call raises, once."""
+    fail_once_at: dict[int | str, BaseException] = dataclasses.field(default_factory=dict)
+    """Index into ``log``, or name of a port call -> the error that the call raises, once."""
     fail_always: dict[str, Exception] = dataclasses.field(default_factory=dict)
     """Name of a port call -> the error that each of them raises, for as long as it stands here."""
     lose_answer_at: dict[int, Exception] = dataclasses.field(default_factory=dict)
@@ -137,10 +137,20 @@ class NodeRig:
 
     # -- the calls of ports -------------------------------------------------------------------
 
+    def fail_once(self, call: int | str, error: BaseException) -> None:
+        """Have one call fail: the next with a name, or that with an index into ``log``."""
+        self.fail_once_at[call] = error
+
+    def fail_next(self, error: BaseException) -> None:
+        """Have the next call fail, whatever it is."""
+        self.fail_once(len(self.log), error)
+
     def record_call(self, name: str) -> None:
         self.log.append(name)
         self.on_call()
-        error = self.fail_once_at.pop(len(self.log) - 1, None) or self.fail_always.get(name)
+        once = self.fail_once_at
+        error = once.pop(len(self.log) - 1, None) or once.pop(name, None)
+        error = error or self.fail_always.get(name)
         if error is not None:
             # Of its own for each call, because the product adds to an error that it catches.
             copied_error = type(error).__new__(type(error), *error.args)

@@ -159,7 +159,7 @@ def kill_at_call(
     """Return a node whose agent was killed in its call ``index``, and the GPUs before."""
     rig = make()
     before = rig.gpus
-    rig.fail_once_at = {index: Killed()}
+    rig.fail_once(index, Killed())
     with pytest.raises(Killed):
         act(rig)
     return rig, before
