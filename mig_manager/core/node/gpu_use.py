@@ -281,13 +281,14 @@ class Usage:
         ids = allocated.device_ids if allocated else frozenset[str]()
         if any(map(self._is_unknown, claimed | ids)) and self._may_run(pod):
             return True
+        # The ids of one pod can belong to several plugins, such as one for network cards.
+        uuids = set(filter(device_ids.DEVICE_UUID.fullmatch, ids))
+        if uuids if affected is None else not ids.isdisjoint(affected):
+            return True
         has_gpu = any(map(resources.is_device_or_shared, _plugin_resources(pod)))
         if not ids or pod.has_gpu_init or affected is None:
             return has_gpu and self._may_get(pod, affected)
-        if not ids.isdisjoint(affected):
-            return True
-        # The ids of one pod can belong to several plugins, such as one for network cards.
-        return has_gpu and not any(map(device_ids.DEVICE_UUID.fullmatch, ids))
+        return has_gpu and not uuids
 
     def _may_get(self, pod: pod_object.Pod, affected: Collection[str] | None) -> bool:
         """Return whether the resources of a pod may stand for one of the devices; None: any GPU.
