@@ -79,6 +79,24 @@ def test_a_failed_change_spares_pods_of_an_interrupted_one(
     assert node.geometry == before
 
 
+def test_a_gpu_in_use_outside_the_layout_is_restored_later(node: LocalNode) -> None:
+    before = node.geometry
+    assert node.kill_apply("requested", steps.CreateComputeInstance, 4)
+    killed = node.geometry
+    node.pods.add("train", devices=frozenset(node.gpus[1].mig_uuids))
+
+    node.change_to("first-only")
+
+    assert "outside this layout, is not restored while it is in use" in node.notes[0]
+    assert (node.has("first-only"), node.geometry[1]) == (True, killed[1])
+    assert node.local_journal.config == "requested"
+
+    node.pods.clear()
+    node.change_to("first-only")
+
+    assert (node.geometry[1], node.journal.text) == (before[1], None)
+
+
 def test_a_silent_kubelet_blocks_a_layout_beside_an_interrupted_change(node: LocalNode) -> None:
     before = node.geometry
     assert node.kill_apply("requested", steps.CreateComputeInstance, 4)
