@@ -77,7 +77,7 @@ class _Recorder:
         rig = self._rig
         return Marks(
             state=state,
-            is_tainted=rig.node.has_hold_taint,
+            is_tainted=rig.node.has_reconfiguring_taint,
             is_paused=well_known.PAUSED_VALUE in rig.node.labels.values(),
             has_snapshot="snapshot" in rig.node.annotations.get(well_known.JOURNAL_ANNOTATION, ""),
             names_layout=well_known.APPLIED_LABEL in rig.node.labels,

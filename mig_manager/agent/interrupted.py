@@ -30,7 +30,7 @@ def shows_change(view: node_object.NodeView) -> bool:
     """Return whether the Node has the journal or the taint of a change."""
     return (
         well_known.JOURNAL_ANNOTATION in view.annotations
-        or well_known.HOLD_TAINT in view.taint_keys
+        or well_known.RECONFIGURING_TAINT in view.taint_keys
     )
 
 
@@ -82,8 +82,8 @@ def find_journal(deps: ports.Dependencies, view: node_object.NodeView) -> journa
         journal = dataclasses.replace(journal, node=own_entries)
     else:
         journal = copy if copy and not _is_outdated(copy, view) else journals.NONE
-    has_taint = well_known.HOLD_TAINT in view.taint_keys
-    node = dataclasses.replace(journal.node, has_hold_taint=has_taint)
+    has_taint = well_known.RECONFIGURING_TAINT in view.taint_keys
+    node = dataclasses.replace(journal.node, has_reconfiguring_taint=has_taint)
     journal = dataclasses.replace(journal, node=node)
     if copy and copy.gpus.persistent_gpus and copy.boot_id == deps.boot_id:
         uuids = dict.fromkeys((*journal.gpus.persistent_gpus, *copy.gpus.persistent_gpus))

@@ -281,7 +281,11 @@ class Reconciler:
         """Return whether the node shows a run under way, or keeps pods away for one."""
         is_under_way = view.labels.get(well_known.STATE_LABEL) in _UNDER_WAY
         is_tainted_or_paused = self._series.journal.node.is_tainted_or_paused
-        return is_under_way or is_tainted_or_paused or well_known.HOLD_TAINT in view.taint_keys
+        return (
+            is_under_way
+            or is_tainted_or_paused
+            or well_known.RECONFIGURING_TAINT in view.taint_keys
+        )
 
     def forget_node(self) -> None:
         """Publish everything again; call after the Node was deleted and registered again."""

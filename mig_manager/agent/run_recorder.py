@@ -141,7 +141,8 @@ class RunRecorder:
                 # If the patch was lost, the end of the run restores what it was to restore.
                 node = dataclasses.replace(
                     after.node,
-                    has_hold_taint=before.node.has_hold_taint or after.node.has_hold_taint,
+                    has_reconfiguring_taint=before.node.has_reconfiguring_taint
+                    or after.node.has_reconfiguring_taint,
                     paused_labels={**after.node.paused_labels, **before.node.paused_labels},
                 )
                 self.journal = dataclasses.replace(after, node=node)

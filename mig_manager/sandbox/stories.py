@@ -176,7 +176,7 @@ def _is_active(stage: stages.Stage, layout: str) -> Checks:
         well_known.APPLIED_LABEL: layout,
     }
     taints = {taint["key"] for taint in objects.taints(stage.node())}
-    is_closed = bool(taints & {well_known.HOLD_TAINT, well_known.CORDON_TAINT})
+    is_closed = bool(taints & {well_known.RECONFIGURING_TAINT, well_known.CORDON_TAINT})
     is_paused = well_known.PAUSED_VALUE in labels.values()
     return {
         f"{well_known.STATE_LABEL}=success and {well_known.APPLIED_LABEL}={layout}": (

@@ -80,7 +80,9 @@ class Timeline:
             self._fail(error)
 
     def _receive_node(self, node: objects.JsonObject) -> None:
-        is_tainted = any(taint["key"] == well_known.HOLD_TAINT for taint in objects.taints(node))
+        is_tainted = any(
+            taint["key"] == well_known.RECONFIGURING_TAINT for taint in objects.taints(node)
+        )
         if self._is_new("taint", str(is_tainted), initial="False"):
             self.add(
                 "agent", "taints the node: no new pods" if is_tainted else "removes the taint"

@@ -41,7 +41,7 @@ KUBERNETES = tuple(
 )
 """Taints that controllers of Kubernetes add and remove."""
 TAINT = {"key": "example.com/flaky", "effect": "NoSchedule"}
-HOLD = {"key": well_known.HOLD_TAINT, "effect": "NoSchedule"}
+HOLD = {"key": well_known.RECONFIGURING_TAINT, "effect": "NoSchedule"}
 LABELS = {
     well_known.CONFIG_LABEL: "all-disabled",
     well_known.PLUGIN_DEPLOY_LABEL: "true",

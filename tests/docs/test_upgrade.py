@@ -36,19 +36,22 @@ def commands(before: str) -> str:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("journal", "hold_taint", "also"),
+    ("journal", "reconfiguring_taint", "also"),
     [
         pytest.param(set(), [], [], id="at rest"),
         pytest.param(
             {well_known.JOURNAL_ANNOTATION},
-            [{"key": well_known.HOLD_TAINT, "effect": "NoSchedule"}],
+            [{"key": well_known.RECONFIGURING_TAINT, "effect": "NoSchedule"}],
             ["An interrupted change that no agent resumes:"],
             id="interrupted",
         ),
     ],
 )
 def test_the_commands_remove_what_the_agent_leaves_and_nothing_else(
-    tmp_path: pathlib.Path, journal: set[str], hold_taint: list[dict[str, str]], also: list[str]
+    tmp_path: pathlib.Path,
+    journal: set[str],
+    reconfiguring_taint: list[dict[str, str]],
+    also: list[str],
 ) -> None:
     programs.path_or_skip("kubectl")
     foreign = {"key": "example.com/mine", "value": "x", "effect": "NoSchedule"}
@@ -61,7 +64,7 @@ def test_the_commands_remove_what_the_agent_leaves_and_nothing_else(
             "labels": kept | {well_known.APPLIED_LABEL: "a", well_known.STATE_LABEL: "success"},
             "annotations": {"example.com/a": "b"} | dict.fromkeys(AT_REST | journal, "{}"),
         },
-        "spec": {"taints": [foreign, *hold_taint]},
+        "spec": {"taints": [foreign, *reconfiguring_taint]},
         "status": {
             "conditions": [
                 {"type": "Ready", "status": "True"},

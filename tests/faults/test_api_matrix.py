@@ -194,7 +194,7 @@ def test_api_request_may_fail_once_in_any_way_and_the_layout_is_applied(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "way"), ON_PLAIN_NODES.items())
-def test_api_request_may_fail_once_with_a_hold_taint_or_a_lost_log(
+def test_api_request_may_fail_once_with_a_taint_or_a_lost_log(
     name: str, way: str, record_property: matrix_rows.Note
 ) -> None:
     lost: collections.Counter[str] = collections.Counter()

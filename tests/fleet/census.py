@@ -10,7 +10,7 @@ from testkit import apiserver
 def is_unavailable(node: store.Object) -> bool:
     spec = node.get("spec") or {}
     taints = {taint["key"] for taint in spec.get("taints") or ()}
-    return bool(spec.get("unschedulable")) or well_known.HOLD_TAINT in taints
+    return bool(spec.get("unschedulable")) or well_known.RECONFIGURING_TAINT in taints
 
 
 class Census:

@@ -158,7 +158,7 @@ class FakeAgents:
             "labels": {well_known.STATE_LABEL: state.value} | applied,
             "annotations": {well_known.STATUS_ANNOTATION: text},
         }
-        taints = [api_objects.HOLD_TAINT] if state is model.State.PENDING else []
+        taints = [api_objects.RECONFIGURING_TAINT] if state is model.State.PENDING else []
         change = {"metadata": metadata, "spec": {"taints": taints}}
         self._server.merge(kinds.NODES, name, change)
 

@@ -65,7 +65,7 @@ class Contender:
             wait_s = timing.Backoff(first_s=1.0, max_s=5.0).delay_s(attempt)
             self._clock.wait(wait_s * spread.uniform(0.5, 1.0))
         self._slots.check()
-        self._set_taints(api_objects.HOLD_TAINT)
+        self._set_taints(api_objects.RECONFIGURING_TAINT)
         self._clock.wait(0.05)
         self._set_taints()
         self._slots.release()

@@ -42,7 +42,7 @@ def register_again(rig: node_rig.NodeRig) -> None:
         key: "true" for key, value in rig.node.labels.items() if value == well_known.PAUSED_VALUE
     }
     rig.node.uid += "-again"
-    rig.node.has_hold_taint, rig.kubelet.withdrawn = False, None
+    rig.node.has_reconfiguring_taint, rig.kubelet.withdrawn = False, None
 
 
 def run_agent(

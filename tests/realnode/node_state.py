@@ -48,7 +48,9 @@ def assert_released(cluster: rig.RealCluster, name: str = rig.NODE) -> None:
     """Check that nothing of a change keeps pods or operands from a node."""
     node = cluster.get("node", name)
     spec, metadata = node["spec"], node["metadata"]
-    assert contract_keys.HOLD_TAINT not in [taint["key"] for taint in spec.get("taints", [])]
+    assert contract_keys.RECONFIGURING_TAINT not in [
+        taint["key"] for taint in spec.get("taints", [])
+    ]
     assert not spec.get("unschedulable", False)
     assert contract_keys.JOURNAL_ANNOTATION not in metadata.get("annotations", {})
     labels = metadata["labels"].items()

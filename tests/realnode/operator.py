@@ -28,7 +28,7 @@ def operand(name: str, deploy: str, spec: Object) -> Object:
         "nodeSelector": {f"{DEPLOY}{deploy}": "true"},
         "tolerations": [
             {"key": key, "operator": "Exists", "effect": "NoSchedule"}
-            for key in ("nvidia.com/gpu", contract_keys.HOLD_TAINT)
+            for key in ("nvidia.com/gpu", contract_keys.RECONFIGURING_TAINT)
         ],
     }
     return manifests.daemon_set(name, NAMESPACE, {"app": name}, spec | placed)

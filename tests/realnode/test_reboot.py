@@ -103,7 +103,7 @@ def test_agent_reboots_the_node_once_for_a_mode_that_needs_it(
         cluster.request("all-disabled")
         waiting.until(lambda: "Reboot False" in host.calls, "the request for a reboot")
         assert cluster.labels()[contract_keys.STATE_LABEL] == "rebooting"
-        assert contract_keys.HOLD_TAINT in cluster.taints()
+        assert contract_keys.RECONFIGURING_TAINT in cluster.taints()
 
         cluster.reboot()
 

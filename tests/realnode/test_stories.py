@@ -79,14 +79,16 @@ def test_a_request_withdrawn_in_a_blocked_drain_leaves_every_pod(
     log = cluster.listen()
     cluster.request("all-3g.20gb")
     cluster.wait_for_phase("Drain")
-    assert contract_keys.HOLD_TAINT in cluster.taints()
+    assert contract_keys.RECONFIGURING_TAINT in cluster.taints()
 
     if newer:
         cluster.request(newer)
         assert cluster.outcome(newer)["reason"] == "AlreadyApplied"
     else:
         cluster.kubectl("label", "node", rig.NODE, "nvidia.com/mig.config-")
-    waiting.until(lambda: contract_keys.HOLD_TAINT not in cluster.taints(), "an open node")
+    waiting.until(
+        lambda: contract_keys.RECONFIGURING_TAINT not in cluster.taints(), "an open node"
+    )
     assert log.evicted_pods() == []
     assert cluster.driver.instances() == instances
     assert node_state.use(cluster, "guarded", "free") == before

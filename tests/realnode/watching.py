@@ -27,7 +27,7 @@ class Version:
     @property
     def is_tainted(self) -> bool:
         """Whether the agent keeps pods away."""
-        return contract_keys.HOLD_TAINT in self.taints
+        return contract_keys.RECONFIGURING_TAINT in self.taints
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

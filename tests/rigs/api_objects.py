@@ -11,7 +11,7 @@ from tests.rigs import contract
 
 Object = dict[str, Any]
 
-HOLD_TAINT: Object = {"key": well_known.HOLD_TAINT, "effect": "NoSchedule"}
+RECONFIGURING_TAINT: Object = {"key": well_known.RECONFIGURING_TAINT, "effect": "NoSchedule"}
 
 
 def a_node(

@@ -49,7 +49,7 @@ def test_default_is_the_unprivileged_agent_with_shipped_profiles(default: Overla
     assert namespace["labels"] == {"pod-security.kubernetes.io/enforce": "privileged"}
     assert default.pod["tolerations"] == [
         {"key": key, "operator": "Exists", "effect": "NoSchedule"}
-        for key in ("nvidia.com/gpu", well_known.HOLD_TAINT)
+        for key in ("nvidia.com/gpu", well_known.RECONFIGURING_TAINT)
     ]
     assert default.pod["terminationGracePeriodSeconds"] > longest_stop_s(default.settings)
     mounts = default.container["volumeMounts"]

@@ -83,7 +83,7 @@ class SoakCluster(simulated_rig.SimulatedRig):
 
     def start_pod(self, pick: int) -> bool:
         """Schedule a pod, as kubelet would admit it: on a free device that the plugin offers."""
-        if self.node.is_unschedulable or self.node.has_hold_taint:
+        if self.node.is_unschedulable or self.node.has_reconfiguring_taint:
             return False
         if not any(pod.is_ready and not pod.is_terminating for pod in self.pods.plugins):
             return False

@@ -236,7 +236,7 @@ class Soak(stateful.RuleBasedStateMachine):
         elif outcome.should_retry:
             # A drain that is tried again keeps its taint: pods have left the node already. The
             # next try rolls back where a process prevented that.
-            pending = ("snapshot", "has_hold_taint")
+            pending = ("snapshot", "has_reconfiguring_taint")
         deployed = {key: value for key, value in rig.desired_labels.items() if value}
         view = fake_cluster.FakeNode(rig).latest(is_at_rest=True)
         remaining = unrestored.on_node(

@@ -313,8 +313,8 @@ def _spec(change: node_object.NodePatch, node: _Node) -> dict[str, Any]:
     present = node.view.taint_keys
     removed = change.removed_taints
     taints = [taint for taint in node.taints if taint["key"] not in removed]
-    if change.hold_taint not in (None, well_known.HOLD_TAINT in present):
-        taints = [taint for taint in taints if taint["key"] != well_known.HOLD_TAINT]
-        if change.hold_taint:
-            taints.append({"key": well_known.HOLD_TAINT, "effect": "NoSchedule"})
+    if change.reconfiguring_taint not in (None, well_known.RECONFIGURING_TAINT in present):
+        taints = [taint for taint in taints if taint["key"] != well_known.RECONFIGURING_TAINT]
+        if change.reconfiguring_taint:
+            taints.append({"key": well_known.RECONFIGURING_TAINT, "effect": "NoSchedule"})
     return {} if taints == list(node.taints) else {"taints": taints}

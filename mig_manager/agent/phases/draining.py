@@ -139,7 +139,7 @@ def _publish(attempt: attempts.Attempt, change: planning.PlannedChange) -> None:
         # An interrupted run has removed the label, and its journal names the layout.
         before = attempt.journal
         applied_before = view.labels.get(well_known.APPLIED_LABEL) or before.applied_before
-        node = dataclasses.replace(before.node, has_hold_taint=True)
+        node = dataclasses.replace(before.node, has_reconfiguring_taint=True)
         return run_recorder.PhaseStart(
             message=message,
             journal=dataclasses.replace(before, applied_before=applied_before, node=node),

@@ -83,7 +83,7 @@ def roll_back(attempt: attempts.Attempt) -> str:
         _require_unused(uninterrupted, plan, now)
         # Else a pod that is bound after the last check could get a device to be destroyed.
         message = "undoing an interrupted change"
-        tainted = dataclasses.replace(attempt.journal.node, has_hold_taint=True)
+        tainted = dataclasses.replace(attempt.journal.node, has_reconfiguring_taint=True)
         attempt.recorder.enter(model.Phase.ROLL_BACK, message, node=tainted)
         usage = gpu_use.Usage(
             pods=pausing.await_admission(uninterrupted, attempt.deps.workloads.list()),

@@ -53,7 +53,7 @@ def find_resumed(recorder: run_recorder.RunRecorder, labels: Mapping[str, str]) 
         advertiser
         for advertiser in _list_awaited(recorder, labels)
         if advertiser.was_paused(entries)
-        and not entries.has_hold_taint
+        and not entries.has_reconfiguring_taint
         and advertiser.deploy_label not in entries.paused_labels
     )
 

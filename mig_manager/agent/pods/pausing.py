@@ -186,7 +186,7 @@ def _pause(
         node = dataclasses.replace(
             before.node,
             paused_labels={**pause.labels, **before.node.paused_labels},
-            has_hold_taint=bool(pause.to_delete) or before.node.has_hold_taint,
+            has_reconfiguring_taint=bool(pause.to_delete) or before.node.has_reconfiguring_taint,
             has_plugin=node_advertisers.PLUGIN in served,
             has_dra_driver=node_advertisers.DRIVER in served,
         )

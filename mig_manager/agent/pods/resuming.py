@@ -53,7 +53,7 @@ def resume_advertisers(
         each.withdraw(attempt.deps)
     deploy_labels = node_advertisers.DEPLOY_LABELS
     is_paused = not journal.node.paused_labels.keys().isdisjoint(deploy_labels)
-    if is_paused or journal.node.has_hold_taint or plugin_config:
+    if is_paused or journal.node.has_reconfiguring_taint or plugin_config:
         names = " and ".join(f"the {each.name}" for each in to_restart)
         what = f"restarting {names or 'the device plugin'}"
         _resume(attempt.recorder, deploy_labels, what=what, plugin_config=plugin_config)
@@ -131,7 +131,7 @@ def _resume(
         node = dataclasses.replace(
             before.node,
             paused_labels={k: v for k, v in before.node.paused_labels.items() if k not in keys},
-            has_hold_taint=False,
+            has_reconfiguring_taint=False,
             plugin_config=changed,
         )
         return run_recorder.PhaseStart(

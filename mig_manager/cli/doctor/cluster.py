@@ -190,8 +190,8 @@ def _interrupted_run(facts: Facts) -> Iterator[Finding]:
         yield persistence_off(journal.gpus.persistent_gpus)
     elif text and not (is_success and journal and journal.has_only_gpu_entries):
         traces.append("there is a journal")
-    if well_known.HOLD_TAINT in view.taint_keys:
-        traces.append(f"the node has the taint {well_known.HOLD_TAINT}")
+    if well_known.RECONFIGURING_TAINT in view.taint_keys:
+        traces.append(f"the node has the taint {well_known.RECONFIGURING_TAINT}")
     is_unreadable = well_known.UNREADABLE_JOURNAL_ANNOTATION in view.annotations
     if traces and view.labels.get(well_known.STATE_LABEL) in _IN_PROGRESS:
         yield warn(f"a run is in progress, or was killed: {', '.join(traces)}")

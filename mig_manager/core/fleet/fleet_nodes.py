@@ -129,7 +129,7 @@ class FleetNode:
     @property
     def is_changing(self) -> bool:
         """Whether its agent works on a request, or has not restored the node after one."""
-        return self.state in _CHANGING or well_known.HOLD_TAINT in self.view.taint_keys
+        return self.state in _CHANGING or well_known.RECONFIGURING_TAINT in self.view.taint_keys
 
     @property
     def has_published(self) -> bool:
@@ -142,7 +142,7 @@ class FleetNode:
         return (
             not self.is_ready
             or self.view.is_unschedulable
-            or well_known.HOLD_TAINT in self.view.taint_keys
+            or well_known.RECONFIGURING_TAINT in self.view.taint_keys
         )
 
     @property

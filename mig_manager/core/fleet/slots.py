@@ -89,6 +89,6 @@ def is_disrupted(view: node_object.NodeView) -> bool:
     journal = journals.parse_or_none(text)
     return (
         (bool(text) and (journal is None or journal.node.blocks_workloads))
-        or well_known.HOLD_TAINT in view.taint_keys
+        or well_known.RECONFIGURING_TAINT in view.taint_keys
         or any(map(well_known.is_paused, view.labels.values()))
     )

@@ -32,8 +32,8 @@ class NodePatch:
 
     labels: Mapping[str, str | None] = dataclasses.field(default_factory=dict)
     annotations: Mapping[str, str | None] = dataclasses.field(default_factory=dict)
-    hold_taint: bool | None = None
-    """True adds, False removes ``well_known.HOLD_TAINT``; None leaves it as it is."""
+    reconfiguring_taint: bool | None = None
+    """True adds, False removes ``well_known.RECONFIGURING_TAINT``; None leaves it as it is."""
     removed_taints: frozenset[str] = frozenset()  # keys of taints to remove, other programs' too
 
     def merge(self, other: "NodePatch") -> "NodePatch":
@@ -41,7 +41,9 @@ class NodePatch:
         return NodePatch(
             labels={**self.labels, **other.labels},
             annotations={**self.annotations, **other.annotations},
-            hold_taint=self.hold_taint if other.hold_taint is None else other.hold_taint,
+            reconfiguring_taint=self.reconfiguring_taint
+            if other.reconfiguring_taint is None
+            else other.reconfiguring_taint,
             removed_taints=self.removed_taints | other.removed_taints,
         )
 
@@ -50,7 +52,8 @@ class NodePatch:
         return (
             all(view.labels.get(key) == value for key, value in self.labels.items())
             and all(view.annotations.get(key) == value for key, value in self.annotations.items())
-            and self.hold_taint in (None, well_known.HOLD_TAINT in view.taint_keys)
+            and self.reconfiguring_taint
+            in (None, well_known.RECONFIGURING_TAINT in view.taint_keys)
             and not self.removed_taints & view.taint_keys
         )
 

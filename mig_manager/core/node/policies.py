@@ -60,7 +60,7 @@ def parse_startup_taint(text: str) -> str:
     match = _TAINT_KEY.fullmatch(key)
     if match is None:
         raise ValueError("is not the key of a taint; write DOMAIN/NAME, without value and effect")
-    if key == well_known.HOLD_TAINT:
+    if key == well_known.RECONFIGURING_TAINT:
         raise ValueError("is the agent's own taint during a change")
     if match["domain"] in _KUBERNETES_OWN:
         raise ValueError("is a taint of Kubernetes: only its controller removes it")

@@ -32,7 +32,7 @@ UNREADABLE_JOURNAL_ANNOTATION = "mig-manager.io/journal-unreadable"
 DEPLOY_LABEL_PREFIX = "nvidia.com/gpu.deploy."
 PLUGIN_DEPLOY_LABEL = "nvidia.com/gpu.deploy.device-plugin"
 PAUSED_VALUE = "paused-for-mig-change"
-HOLD_TAINT = "mig-manager.io/reconfiguring"
+RECONFIGURING_TAINT = "mig-manager.io/reconfiguring"
 """NoSchedule: keeps new pods off the node during a change, also pods of DaemonSets.
 
 The scheduler and the DaemonSet controller honour it, and it evicts no pod. A cordon belongs to

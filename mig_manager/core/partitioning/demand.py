@@ -251,7 +251,7 @@ def parse_taints(spec: Mapping[str, Any]) -> tuple[Taint, ...]:
             effect=str(each.get("effect") or ""),
         )
         for each in spec.get("taints") or ()
-        if each["key"] not in (well_known.HOLD_TAINT, *_UNREADY)
+        if each["key"] not in (well_known.RECONFIGURING_TAINT, *_UNREADY)
     ]
     if spec.get("unschedulable"):
         # The taint may not be there yet.

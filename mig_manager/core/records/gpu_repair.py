@@ -151,7 +151,7 @@ def why_left_to_others(
         for key in pod.tolerated
         if not key.startswith(_OF_KUBERNETES)
     }
-    expected_taints = {well_known.HOLD_TAINT, _STANDARD_TAINT, *own_taints, *tolerated}
+    expected_taints = {well_known.RECONFIGURING_TAINT, _STANDARD_TAINT, *own_taints, *tolerated}
     if foreign := sorted(view.closing_taints - expected_taints):
         return f"the node has a taint of another program: {messages.list_names(foreign)}"
     if tainted_devices:

@@ -31,7 +31,9 @@ class RunEnd(enum.Enum):
 class NodeEntries:
     """What a change has set on the Node, and which advertisers a run must verify again."""
 
-    has_hold_taint: bool = False  # whether the node has ``well_known.HOLD_TAINT``
+    has_reconfiguring_taint: bool = (
+        False  # whether the node has ``well_known.RECONFIGURING_TAINT``
+    )
     paused_labels: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """Deploy label -> its value before we paused it, in the order of the resume."""
     plugin_config: PluginConfig | None = None  # set back unless the run succeeds
@@ -49,7 +51,7 @@ class NodeEntries:
     @property
     def is_tainted_or_paused(self) -> bool:
         """Whether the node has our taint, or paused labels."""
-        return self.has_hold_taint or bool(self.paused_labels)
+        return self.has_reconfiguring_taint or bool(self.paused_labels)
 
     def remaining(self, end: RunEnd) -> "NodeEntries":
         """Return the entries that stay at the end of a run."""
@@ -60,12 +62,14 @@ class NodeEntries:
             case RunEnd.INTERRUPTED:
                 return unverified
             case RunEnd.DRAIN_RETRIED:
-                return dataclasses.replace(unverified, has_hold_taint=self.has_hold_taint)
+                return dataclasses.replace(
+                    unverified, has_reconfiguring_taint=self.has_reconfiguring_taint
+                )
 
     def to_data(self) -> dict[str, Any]:
         """Return the members of the journal's JSON."""
         data: dict[str, Any] = {
-            "holdTaint": self.has_hold_taint,
+            "holdTaint": self.has_reconfiguring_taint,
             "pausedLabels": dict(self.paused_labels),
             "hasPlugin": self.has_plugin,
             "hasDraDriver": self.has_dra_driver,
@@ -88,7 +92,7 @@ class NodeEntries:
         ):
             raise ValueError("pausedLabels is not a map of deploy labels")
         return NodeEntries(
-            has_hold_taint=hold,
+            has_reconfiguring_taint=hold,
             paused_labels=paused,
             plugin_config=_plugin_config(data.get("pluginConfig")),
             has_plugin=data.get("hasPlugin") is True,
@@ -120,8 +124,12 @@ def patch_between(
         labels[well_known.PLUGIN_CONFIG_LABEL] = config.now
     elif own_entries.plugin_config and not config:
         labels[well_known.PLUGIN_CONFIG_LABEL] = own_entries.plugin_config.before
-    has_taint = after.has_hold_taint if before.has_hold_taint or after.has_hold_taint else None
-    return node_object.NodePatch(labels=labels, hold_taint=has_taint)
+    has_taint = (
+        after.has_reconfiguring_taint
+        if before.has_reconfiguring_taint or after.has_reconfiguring_taint
+        else None
+    )
+    return node_object.NodePatch(labels=labels, reconfiguring_taint=has_taint)
 
 
 def without_foreign_labels(entries: NodeEntries, view: node_object.NodeView) -> NodeEntries:

@@ -152,20 +152,20 @@ def test_update_of_a_known_node_sends_one_request_with_differences(rig: KubeNode
         lambda view: node_object.NodePatch(
             labels={well_known.STATE_LABEL: view.labels[well_known.CONFIG_LABEL]},
             annotations={"a": None},
-            hold_taint=True,
+            reconfiguring_taint=True,
         )
     )
     assert node_view.labels[well_known.STATE_LABEL] == "all-1g.10gb"
     assert node_view.annotations == {}
     assert node_view.is_unschedulable
-    assert node_view.taint_keys == {"dedicated", well_known.HOLD_TAINT}
+    assert node_view.taint_keys == {"dedicated", well_known.RECONFIGURING_TAINT}
     assert len(rig.server.log.requests()) == 2
 
-    for is_tainted, taints in ((True, [OTHER, api_objects.HOLD_TAINT]), (False, [OTHER])):
-        rig.node_port.update(lambda _view: node_object.NodePatch(hold_taint=is_tainted))  # noqa: B023
+    for is_tainted, taints in ((True, [OTHER, api_objects.RECONFIGURING_TAINT]), (False, [OTHER])):
+        rig.node_port.update(lambda _view: node_object.NodePatch(reconfiguring_taint=is_tainted))  # noqa: B023
         stored = rig.stored_node()
         assert stored["spec"]["taints"] == taints
-        rig.node_port.update(lambda _view: node_object.NodePatch(hold_taint=is_tainted))  # noqa: B023
+        rig.node_port.update(lambda _view: node_object.NodePatch(reconfiguring_taint=is_tainted))  # noqa: B023
         assert rig.stored_node() == stored
 
 
@@ -182,13 +182,13 @@ def test_a_concurrent_write_leads_to_a_new_decision_and_is_kept(rig: KubeNodeRig
     def decide(view: node_object.NodeView) -> node_object.NodePatch:
         decided.append(view.labels.get("x"))
         labels = {} if decided[-1] else {"x": "ours"}
-        return node_object.NodePatch(labels=labels, hold_taint=True)
+        return node_object.NodePatch(labels=labels, reconfiguring_taint=True)
 
     node_view = rig.node_port.update(decide)
 
     assert decided == [None, "theirs"]
     assert node_view.labels["x"] == "theirs"
-    assert rig.stored_node()["spec"]["taints"] == [OTHER, RIVAL, api_objects.HOLD_TAINT]
+    assert rig.stored_node()["spec"]["taints"] == [OTHER, RIVAL, api_objects.RECONFIGURING_TAINT]
 
 
 def test_an_update_outlasts_a_storm_of_other_writes(rig: KubeNodeRig) -> None:
@@ -202,16 +202,16 @@ def test_an_update_outlasts_a_storm_of_other_writes(rig: KubeNodeRig) -> None:
 
     rig.kube.before_patch = storm
 
-    rig.node_port.update(lambda _view: node_object.NodePatch(hold_taint=True))
+    rig.node_port.update(lambda _view: node_object.NodePatch(reconfiguring_taint=True))
 
-    assert rig.stored_node()["spec"]["taints"] == [OTHER, api_objects.HOLD_TAINT]
+    assert rig.stored_node()["spec"]["taints"] == [OTHER, api_objects.RECONFIGURING_TAINT]
     assert rig.patches() < 20
 
 
 def test_a_node_that_always_conflicts_is_an_error_in_the_end(rig: KubeNodeRig) -> None:
     rig.server.inject(apiserver.Fault(method="PATCH", status=409, times=None))
     with pytest.raises(errors.ClusterError, match="changes faster") as caught:
-        rig.node_port.update(lambda _view: node_object.NodePatch(hold_taint=True))
+        rig.node_port.update(lambda _view: node_object.NodePatch(reconfiguring_taint=True))
     assert caught.value.reason is reasons.Reason.API_UNAVAILABLE
     assert caught.value.may_be_done
     assert rig.patches() < 40
@@ -224,11 +224,11 @@ def test_a_patch_whose_response_was_lost_is_applied_once(rig: KubeNodeRig) -> No
 
     def switch(view: node_object.NodeView) -> node_object.NodePatch:
         decided.append(view.labels.get("x"))
-        return node_object.NodePatch(labels={"x": "y"}, hold_taint=True)
+        return node_object.NodePatch(labels={"x": "y"}, reconfiguring_taint=True)
 
     assert rig.node_port.update(switch).labels["x"] == "y"
     assert decided == [None]
-    assert rig.stored_node()["spec"]["taints"] == [OTHER, api_objects.HOLD_TAINT]
+    assert rig.stored_node()["spec"]["taints"] == [OTHER, api_objects.RECONFIGURING_TAINT]
 
 
 def test_withdrawn_devices_are_not_allocatable_and_the_status_stays(rig: KubeNodeRig) -> None:
@@ -395,11 +395,15 @@ def test_startup_taints_go_in_the_patch_of_the_rest_whatever_their_effect(
     rig: KubeNodeRig,
 ) -> None:
     twice = [{"key": "a.b/c", "effect": effect} for effect in ("NoSchedule", "NoExecute")]
-    rig.change(lambda thing: thing["spec"].update(taints=[*twice, OTHER, api_objects.HOLD_TAINT]))
+    rig.change(
+        lambda thing: thing["spec"].update(taints=[*twice, OTHER, api_objects.RECONFIGURING_TAINT])
+    )
 
     rig.node_port.update(
         lambda _view: node_object.NodePatch(
-            labels={"x": "y"}, hold_taint=False, removed_taints=frozenset({"a.b/c", "not/there"})
+            labels={"x": "y"},
+            reconfiguring_taint=False,
+            removed_taints=frozenset({"a.b/c", "not/there"}),
         )
     )
 

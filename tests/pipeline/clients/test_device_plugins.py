@@ -175,7 +175,7 @@ def test_a_plugin_outside_pods_may_allocate_a_device_during_a_hook() -> None:
     device = rig.gpus[0].mig_uuids[0]
     strikes.act_once(
         rig,
-        lambda: rig.log[-1] == "hooks.run" and rig.node.has_hold_taint,
+        lambda: rig.log[-1] == "hooks.run" and rig.node.has_reconfiguring_taint,
         lambda: rig.pods.add("late", devices=frozenset({device})),
     )
     agent = agents.new_agent(rig)

@@ -73,7 +73,9 @@ def test_stale_slices_are_withdrawn_before_pods_may_be_scheduled_again() -> None
         rig,
         lambda: published_uuids(rig),
         when=lambda: (
-            "gpus.execute" in rig.log and not rig.node.has_hold_taint and not rig.pods.dra_drivers
+            "gpus.execute" in rig.log
+            and not rig.node.has_reconfiguring_taint
+            and not rig.pods.dra_drivers
         ),
     )
 
@@ -259,7 +261,7 @@ def test_a_driver_that_ends_as_the_taint_comes_is_verified_when_it_returns() -> 
 
     def strike() -> None:
         is_usage_read = "allocations.assigned_devices" in rig.log
-        is_tainted = rig.node.has_hold_taint or "gpus.execute" in rig.log
+        is_tainted = rig.node.has_reconfiguring_taint or "gpus.execute" in rig.log
         if is_usage_read and rig.log[-1] == "node.patch" and not is_tainted:
             without_driver(rig)
 
@@ -297,7 +299,7 @@ def test_late_pod_leaves_only_while_the_driver_runs(
     def is_due() -> bool:
         pauses = [each for each in rig.node.status_messages if each.startswith("pausing")]
         is_last = bool(pauses) and "dra-driver" in pauses[-1]
-        return rig.node.has_hold_taint and (is_last or (is_before and bool(pauses)))
+        return rig.node.has_reconfiguring_taint and (is_last or (is_before and bool(pauses)))
 
     strikes.act_once(
         rig,

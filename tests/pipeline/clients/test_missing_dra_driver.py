@@ -91,9 +91,11 @@ def test_agent_after_a_kill_reopens_the_node_for_the_driver(layout: str) -> None
 
 def test_a_drain_that_was_reopened_for_the_driver_begins_again() -> None:
     rig = without_driver(nodes.dra_node())
-    rig.node.has_hold_taint = True
+    rig.node.has_reconfiguring_taint = True
     journal = journals.Journal(
-        config="all-disabled", is_draining=True, node=node_entries.NodeEntries(has_hold_taint=True)
+        config="all-disabled",
+        is_draining=True,
+        node=node_entries.NodeEntries(has_reconfiguring_taint=True),
     )
     rig.node.annotations[well_known.JOURNAL_ANNOTATION] = journal.to_json()
     rig.disruptions.refusals["low"] = "budget 'x' allows no disruption"
@@ -143,7 +145,7 @@ def test_a_drain_stays_closed_while_a_ready_driver_publishes_its_slices() -> Non
             rig.pods.change(uid, claimed_ids=None)
     closed = strikes.note(
         rig,
-        lambda: rig.node.has_hold_taint,
+        lambda: rig.node.has_reconfiguring_taint,
         when=lambda: "waiting for the DRA driver" in rig.node.status_messages[-1],
     )
 

@@ -79,7 +79,7 @@ def test_monitor_that_does_not_return_is_only_a_warning() -> None:
     rig = monitored_node()
     rig.daemons.is_ready_by_label[GFD] = False
     closed: list[bool] = []
-    rig.clock.on_wait.append(lambda: closed.append(rig.node.has_hold_taint))
+    rig.clock.on_wait.append(lambda: closed.append(rig.node.has_reconfiguring_taint))
 
     ends.run_to(rig, "one-slice-changed", Reason.APPLIED)
 

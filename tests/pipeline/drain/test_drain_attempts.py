@@ -62,7 +62,7 @@ def test_only_another_request_reopens_the_node_in_mid_drain(
     assert reason_unless_superseded(agent, inbox) is reason
 
     rig.clock.wait(1)
-    assert rig.node.has_hold_taint is not is_other
+    assert rig.node.has_reconfiguring_taint is not is_other
     rig.fail_always.clear()
     serving.room_elsewhere, local_count = 3, len(serving.local_devices)
     newer = inbox.next(0)
@@ -269,5 +269,5 @@ def test_a_plugin_is_not_restarted_while_the_tainted_node_awaits_a_retry() -> No
 
     assert try_once(rig).reason is Reason.DRAIN_STALLED
 
-    assert rig.node.has_hold_taint
+    assert rig.node.has_reconfiguring_taint
     assert {pod.uid for pod in rig.pods.plugins} == plugins

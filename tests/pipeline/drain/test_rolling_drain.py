@@ -275,7 +275,7 @@ def test_pods_without_owner_stay_if_a_budget_never_grants_all() -> None:
     assert outcome.reason is Reason.DRAIN_TIMEOUT
     assert "allows 1 of 3 evictions, and nothing replaces 3 of the pods" in outcome.message
     assert notebooks <= rig.pods.keys()
-    assert not rig.node.has_hold_taint
+    assert not rig.node.has_reconfiguring_taint
 
 
 def test_a_blocked_drain_lists_budgets_and_checks_no_single_pod() -> None:

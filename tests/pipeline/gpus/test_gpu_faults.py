@@ -138,7 +138,7 @@ def test_a_fault_does_not_change_the_repair_by_another_program() -> None:
 
     assert recovery(rig) == ("True", "GpuReset")
     assert (rig.node.is_unschedulable, rig.node.taints) == (True, {"nvidia.com/gpu-error"})
-    assert not rig.node.has_hold_taint
+    assert not rig.node.has_reconfiguring_taint
     assert "train" in rig.pods.names
     assert not {"workloads.evict", "workloads.delete", "gpus.execute"} & set(rig.log)
 

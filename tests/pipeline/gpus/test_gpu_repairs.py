@@ -175,7 +175,7 @@ def test_a_repair_yields_and_the_condition_says_why(
     assert "affected" in rig.pods.names
     assert why in repairs.message(rig)
     assert "GpuRepairBegun" not in rig.node.events
-    assert not rig.node.has_hold_taint
+    assert not rig.node.has_reconfiguring_taint
 
 
 def test_a_repair_begins_once_the_cordon_is_gone() -> None:

@@ -219,7 +219,7 @@ def test_a_rollback_that_waits_for_the_plugin_to_go_gives_signs_of_life() -> Non
     rig = nodes.node(layout="all-balanced")
     strikes.kill_before(rig, steps.CreateGpuInstance, ALL_1G)
     # Another program has resumed the plugin meanwhile, and removed the taint.
-    rig.node.has_hold_taint = False
+    rig.node.has_reconfiguring_taint = False
     rig.node.labels[well_known.PLUGIN_DEPLOY_LABEL] = "true"
     rig.start_plugin()
     pulse = liveness.Pulse(lambda: rig.clock.now_s)

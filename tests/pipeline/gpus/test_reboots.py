@@ -50,7 +50,7 @@ def test_node_that_needs_a_reboot_reboots_once_and_gets_its_layout() -> None:
 
     assert rig.host.reboots == 1
     assert rig.node.labels[well_known.STATE_LABEL] == "rebooting"
-    assert rig.node.has_hold_taint
+    assert rig.node.has_reconfiguring_taint
     assert "Rebooting" in rig.node.events
     assert rig.node.ready_reasons[-1] == "Rebooting"
     assert rig.node.status["rebooted"] is True
@@ -172,7 +172,7 @@ def test_a_new_node_object_leads_to_no_second_reboot() -> None:
     restart_without_the_mode(rig)
     rig.node.annotations.clear()
     rig.node.labels.clear()
-    rig.node.has_hold_taint = False
+    rig.node.has_reconfiguring_taint = False
 
     assert agents.resume(rig, "all-1g.5gb").reason is not Reason.APPLIED
 
@@ -193,12 +193,12 @@ def test_an_agent_stopped_after_reboot_and_lost_run_restores_the_node() -> None:
 
     with strikes.on_calls(rig, lose), pytest.raises(errors.ClusterError):
         agents.run(rig, "all-1g.5gb", by=agent)
-    assert rig.node.has_hold_taint
+    assert rig.node.has_reconfiguring_taint
 
     agent.stop()
 
     assert rig.node.labels[well_known.STATE_LABEL] == "failed"
-    assert not rig.node.has_hold_taint
+    assert not rig.node.has_reconfiguring_taint
     assert well_known.PAUSED_VALUE not in rig.node.labels.values()
 
 

@@ -92,7 +92,7 @@ def test_devices_that_became_unknown_after_the_decision_evict_no_pod() -> None:
 
     assert (repairs.resets(rig), rig.pods.names) == (0, pods)
     assert "GpuRepairFailed" not in rig.node.events
-    assert not rig.node.has_hold_taint
+    assert not rig.node.has_reconfiguring_taint
     assert agent.check_drift("all-balanced", outcome) is drift.Action.REST
 
 

@@ -20,7 +20,11 @@ def test_another_request_supersedes_a_repair_which_then_begins_again() -> None:
     rig = repairs.faulty_node()
     agent = repairs.begun(rig)
     ends.supersede(
-        rig, "all-balanced", by=agent, ends_when=lambda: rig.node.has_hold_taint, is_replaced=True
+        rig,
+        "all-balanced",
+        by=agent,
+        ends_when=lambda: rig.node.has_reconfiguring_taint,
+        is_replaced=True,
     )
     assert repairs.resets(rig) == 0
 
@@ -135,7 +139,7 @@ def test_a_superseded_repair_that_meets_the_lock_leaves_no_node_pending(ends_at:
 @pytest.mark.parametrize("change", ["report", "off", "no reset", "cordon"])
 def test_a_begun_repair_is_undone_once_the_agent_may_not_repair(change: str) -> None:
     rig = repairs.faulty_node()
-    strikes.kill_when(rig, lambda: rig.node.has_hold_taint, repairs.serve)
+    strikes.kill_when(rig, lambda: rig.node.has_reconfiguring_taint, repairs.serve)
     how = node_settings.RepairPolicy(change if change in ("report", "off") else "reset")
     rig.resets.are_available = change != "no reset"
     rig.node.is_unschedulable = change == "cordon"
@@ -176,7 +180,7 @@ def test_a_resumed_repair_has_failed_only_if_a_pod_was_evicted(pods_at_kill: set
     others = rig.pods.names - {"affected", "spared"}
     strikes.kill_when(
         rig,
-        lambda: rig.node.has_hold_taint and rig.pods.names - others == pods_at_kill,
+        lambda: rig.node.has_reconfiguring_taint and rig.pods.names - others == pods_at_kill,
         repairs.serve,
     )
     rig.kubelet.is_silent = True

@@ -172,7 +172,7 @@ def test_an_agent_that_stops_after_an_outage_in_mid_change_ends_the_run(name: st
             struck += 1
             agent.stop()
             assert rig.node.labels[well_known.STATE_LABEL] == "failed", index
-            assert not rig.node.has_hold_taint, index
+            assert not rig.node.has_reconfiguring_taint, index
             assert well_known.PAUSED_VALUE not in rig.node.labels.values(), index
             successor = change.agent(rig)
             successor.recover(change.layout, change.custom)
@@ -181,7 +181,7 @@ def test_an_agent_that_stops_after_an_outage_in_mid_change_ends_the_run(name: st
 
 
 def stop_in_a_drain(rig: node_rig.NodeRig, agent: agents.AgentInMemory) -> None:
-    stop = fakes.FakeRequest(rig.clock, ends_when=lambda: rig.node.has_hold_taint)
+    stop = fakes.FakeRequest(rig.clock, ends_when=lambda: rig.node.has_reconfiguring_taint)
     with contextlib.suppress(errors.Superseded, errors.ClusterError):
         agents.run(rig, "one-slice-changed", by=agent, request=stop)
 
@@ -200,7 +200,7 @@ def test_an_agent_stopped_in_a_drain_restores_despite_a_failed_call() -> None:
         agent.stop()
 
         assert rig.node.labels[well_known.STATE_LABEL] == "failed", index
-        assert not rig.node.has_hold_taint, index
+        assert not rig.node.has_reconfiguring_taint, index
 
 
 @pytest.mark.parametrize(

@@ -192,8 +192,8 @@ def test_a_rollback_of_a_later_run_keeps_new_pods_away(requested: str | None) ->
 
     def admit() -> None:
         if rig.log[-1] == "gpus.execute":
-            tainted.append(rig.node.has_hold_taint)
-        is_due = rig.node.has_hold_taint and rig.clock.now_s > admitted_s
+            tainted.append(rig.node.has_reconfiguring_taint)
+        is_due = rig.node.has_reconfiguring_taint and rig.clock.now_s > admitted_s
         if is_due and not rig.pods[uid].is_admitted:
             is_refused = rig.node.labels[well_known.PLUGIN_DEPLOY_LABEL] == well_known.PAUSED_VALUE
             phase = "Failed" if is_refused else "Running"
@@ -226,7 +226,7 @@ def test_a_rollback_keeps_a_device_that_a_pod_gets_while_services_stop() -> None
     assert rig.gpus == gpus
     assert "newcomer" in rig.pods.names
     assert rig.host.services == {"dcgm.service": True}
-    assert not rig.node.has_hold_taint
+    assert not rig.node.has_reconfiguring_taint
 
 
 def test_a_rollback_of_a_later_run_pauses_the_owners_extra_clients() -> None:

@@ -30,12 +30,12 @@ def test_an_invalid_journal_is_set_aside_and_marked_labels_are_restored(text: st
     rig = nodes.node()
     rig.node.annotations[well_known.JOURNAL_ANNOTATION] = text
     rig.node.labels[well_known.PLUGIN_DEPLOY_LABEL] = well_known.PAUSED_VALUE
-    rig.node.is_unschedulable = rig.node.has_hold_taint = True
+    rig.node.is_unschedulable = rig.node.has_reconfiguring_taint = True
 
     agents.start(rig, "all-1g.5gb")
 
     assert rig.node.labels[well_known.PLUGIN_DEPLOY_LABEL] == "true"
-    assert not rig.node.has_hold_taint
+    assert not rig.node.has_reconfiguring_taint
     assert rig.node.is_unschedulable
     assert well_known.JOURNAL_ANNOTATION not in rig.node.annotations
     kept = rig.node.annotations[well_known.UNREADABLE_JOURNAL_ANNOTATION]

@@ -33,7 +33,7 @@ def test_successor_without_the_lock_leaves_the_change_to_its_agent(end: str) -> 
             successor.stop()
         labels |= {well_known.STATE_LABEL: rig.node.labels[well_known.STATE_LABEL]}
         assert rig.node.annotations[well_known.JOURNAL_ANNOTATION] == journal
-        assert (rig.node.has_hold_taint, rig.node.labels) == (True, labels)
+        assert (rig.node.has_reconfiguring_taint, rig.node.labels) == (True, labels)
 
     strikes.at_first_step(rig, start_successor)
     assert agents.run(rig, "one-slice-changed").reason is Reason.APPLIED
@@ -127,11 +127,11 @@ def restore_all(rig: node_rig.NodeRig) -> None:
         lambda rig: agents.run(rig, "one-slice-changed"),
     )
     rig.node.labels, rig.node.annotations = saved.node.labels, saved.node.annotations
-    rig.node.has_hold_taint = True
+    rig.node.has_reconfiguring_taint = True
 
 
 def restore_taint(rig: node_rig.NodeRig) -> None:
-    rig.node.has_hold_taint = True
+    rig.node.has_reconfiguring_taint = True
 
 
 def restore_taint_and_journal(rig: node_rig.NodeRig) -> None:
@@ -210,7 +210,7 @@ def test_a_killed_run_that_is_to_be_resumed_keeps_the_node_closed() -> None:
 
     agents.start(rig, "one-slice-changed")
 
-    assert rig.node.has_hold_taint
+    assert rig.node.has_reconfiguring_taint
 
 
 def test_a_record_that_the_host_could_not_save_is_saved_later() -> None:
@@ -316,11 +316,11 @@ def test_services_start_after_the_rollback_of_a_resumed_run() -> None:
 def test_failed_read_does_not_keep_a_stopping_agent_from_reopening() -> None:
     rig = nodes.busy_node()
     agent = agents.new_agent(rig)
-    rig.node.has_hold_taint = True
+    rig.node.has_reconfiguring_taint = True
     journal = journals.Journal(
         config="one-slice-changed",
         is_draining=True,
-        node=node_entries.NodeEntries(has_hold_taint=True),
+        node=node_entries.NodeEntries(has_reconfiguring_taint=True),
     )
     rig.node.annotations[well_known.JOURNAL_ANNOTATION] = journal.to_json()
     agent.recover("one-slice-changed")
@@ -332,7 +332,7 @@ def test_failed_read_does_not_keep_a_stopping_agent_from_reopening() -> None:
 
     agent.stop()
 
-    assert not rig.node.has_hold_taint
+    assert not rig.node.has_reconfiguring_taint
     assert rig.node.status["config"] == "one-slice-changed"
 
 

@@ -67,7 +67,7 @@ def test_instance_that_the_interrupted_change_did_not_create_stays() -> None:
     )
     journal = rig.node.journal
     assert journal.gpus.snapshot
-    assert not journal.node.has_hold_taint
+    assert not journal.node.has_reconfiguring_taint
     assert successor.restore_without_request()
 
     instances = tuple(gi for gi in rig.gpus[0].gpu_instances if gi.placement != place)

@@ -70,7 +70,7 @@ def _cordon(play: PlayedChange) -> None:
 
 
 def _remove_taint(play: PlayedChange) -> None:
-    play.rig.node.has_hold_taint = False
+    play.rig.node.has_reconfiguring_taint = False
 
 
 def _start_services(play: PlayedChange) -> None:

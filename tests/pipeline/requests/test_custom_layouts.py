@@ -215,14 +215,14 @@ def test_a_run_that_a_stop_ended_in_an_outage_needs_no_further_change() -> None:
 def test_killed_run_is_resumed_only_for_the_same_annotation(*, is_same: bool) -> None:
     changed_back = 0
     for index, rig, before in strikes.kills(nodes.busy_node, request_custom):
-        was_closed = rig.node.has_hold_taint
+        was_closed = rig.node.has_reconfiguring_taint
         text = rig.node.annotations.get(well_known.JOURNAL_ANNOTATION)
         was_changing = bool(text and journals.Journal.from_json(text).gpus.snapshot)
         requested = custom_layout() if is_same else custom_layout(BALANCED)
 
         successor = agents.start(rig, "custom", custom=requested, limits=ON)
 
-        assert rig.node.has_hold_taint is (was_closed and is_same), index
+        assert rig.node.has_reconfiguring_taint is (was_closed and is_same), index
         if was_changing and not is_same:
             changed_back += 1
             assert ends.is_as_before(rig, before), index
@@ -239,7 +239,7 @@ def test_a_killed_run_is_undone_although_the_annotation_is_gone() -> None:
     request_custom(undisturbed)
     executing = undisturbed.log.index("gpus.execute")
     rig, before = strikes.kill_at_call(nodes.busy_node, executing, request_custom)
-    assert rig.node.has_hold_taint
+    assert rig.node.has_reconfiguring_taint
 
     successor = agents.start(rig, "custom", custom=custom_layout(None), limits=ON)
 
@@ -249,7 +249,9 @@ def test_a_killed_run_is_undone_although_the_annotation_is_gone() -> None:
 
 
 def test_journal_without_the_hash_is_of_a_layout_from_a_file() -> None:
-    journal = journals.Journal(config="custom", node=node_entries.NodeEntries(has_hold_taint=True))
+    journal = journals.Journal(
+        config="custom", node=node_entries.NodeEntries(has_reconfiguring_taint=True)
+    )
     data = json.loads(journal.to_json())
     del data["annotationHash"]
     assert journals.Journal.from_json(json.dumps(data)) == journal

@@ -19,7 +19,7 @@ def rig() -> node_rig.NodeRig:
 def test_hooks_run_at_their_points(rig: node_rig.NodeRig) -> None:
     status_and_taint = strikes.note(
         rig,
-        lambda: (rig.node.status_messages[-1], rig.node.has_hold_taint),
+        lambda: (rig.node.status_messages[-1], rig.node.has_reconfiguring_taint),
         when=lambda: rig.log[-1] == "hooks.run",
     )
 
@@ -124,7 +124,7 @@ def test_a_drain_that_fails_still_comes_to_the_last_point(rig: node_rig.NodeRig)
 
 
 def test_a_request_that_ends_during_the_start_hooks_closes_no_node(rig: node_rig.NodeRig) -> None:
-    taints = strikes.note(rig, lambda: rig.node.has_hold_taint)
+    taints = strikes.note(rig, lambda: rig.node.has_reconfiguring_taint)
 
     ends.supersede(
         rig, "one-slice-changed", ends_when=lambda: rig.log[-1] == "hooks.run", is_replaced=True

@@ -183,7 +183,7 @@ def test_an_agent_that_stops_in_a_run_publishes_that_it_was_interrupted() -> Non
     rig = nodes.busy_node()
     box = intake.Inbox()
     box.put_label("one-slice-changed")
-    rig.on_call = lambda: box.stop() if rig.node.has_hold_taint else None
+    rig.on_call = lambda: box.stop() if rig.node.has_reconfiguring_taint else None
 
     with pytest.raises(errors.Superseded):
         agents.new_agent(rig).run("one-slice-changed", latest(box))

@@ -34,7 +34,7 @@ def request_to_refusal(
 ) -> None:
     """Request the layout on demand; check that nothing has happened beside the state."""
     before, pods = rig.gpus, set(rig.pods)
-    taints = strikes.note(rig, lambda: rig.node.has_hold_taint)
+    taints = strikes.note(rig, lambda: rig.node.has_reconfiguring_taint)
     started_s = rig.clock.now_s
     outcome = request_custom(rig, ON_DEMAND, **options)
     assert outcome.reason is Reason.IN_USE, outcome.message
@@ -149,7 +149,7 @@ def test_node_closed_by_a_drain_is_reopened_for_on_demand(*, is_restarted: bool)
     rig.kubelet.all_end_from_s = math.inf
     agent = agents.new_agent(rig, limits=ON)
     request_custom(rig, custom_layout(), by=agent)
-    assert rig.node.has_hold_taint
+    assert rig.node.has_reconfiguring_taint
     if is_restarted:
         agent = agents.start(rig, "custom", custom=ON_DEMAND, limits=ON)
 

@@ -354,7 +354,7 @@ def test_the_node_is_tainted_and_never_cordoned_before_any_pod_is_evicted() -> N
     rig = nodes.busy_node()
     closed: list[tuple[bool, bool]] = []
     rig.clock.on_wait.append(
-        lambda: closed.append((rig.node.has_hold_taint, rig.node.is_unschedulable))
+        lambda: closed.append((rig.node.has_reconfiguring_taint, rig.node.is_unschedulable))
     )
 
     agents.run(rig, "one-slice-changed")

@@ -173,7 +173,7 @@ def test_the_slot_is_released_with_the_nodes_marks_whichever_call_fails(
 
         assert rig.log[index] == call
         ends.assert_restored_or_in_drain(rig, rig.log[:index])
-        if rig.node.has_hold_taint:
+        if rig.node.has_reconfiguring_taint:
             assert rig.slots.is_taken
             agents.run(rig, "one-slice-changed", by=agent)
         ends.assert_restored(rig)
@@ -276,7 +276,7 @@ def test_an_agent_that_stops_before_the_plugin_is_back_keeps_its_slot(
     ends.supersede(
         rig,
         "one-slice-changed",
-        ends_when=lambda: bool(rig.driver.executed_steps) and not rig.node.has_hold_taint,
+        ends_when=lambda: bool(rig.driver.executed_steps) and not rig.node.has_reconfiguring_taint,
     )
     assert rig.slots.is_taken
 

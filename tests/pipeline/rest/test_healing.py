@@ -61,7 +61,9 @@ def test_healing_refuses_a_pod_that_gets_a_device_after_the_plan() -> None:
     uid = rig.pods.uid_of("foreign")
     late = rig.pods.pop(uid)
 
-    strikes.act_once(rig, lambda: rig.node.has_hold_taint, lambda: rig.pods.update({uid: late}))
+    strikes.act_once(
+        rig, lambda: rig.node.has_reconfiguring_taint, lambda: rig.pods.update({uid: late})
+    )
     ends.run_to(rig, "all-balanced", Reason.DRIFTED, "default/foreign", by=agent, is_heal=True)
 
     assert rig.gpus == gpus

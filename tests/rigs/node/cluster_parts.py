@@ -26,7 +26,7 @@ class NodeObject:
     annotations: dict[str, str] = dataclasses.field(default_factory=dict)
     uid: str = "node-uid"
     is_unschedulable: bool = False
-    has_hold_taint: bool = False
+    has_reconfiguring_taint: bool = False
     taints: set[str] = dataclasses.field(default_factory=set)  # keys of other taints
     ready_condition: dict[str, str] | None = None  # ``MigReady`` as the node has it
     recovery_condition: dict[str, str] | None = None  # ``GpuRecoveryNeeded`` as the node has it

@@ -67,7 +67,7 @@ def assert_restored(
 
     - The journal has no entry but one that a later attempt needs.
     - No GPU client is paused.
-    - Neither the hold taint nor a cordon is left.
+    - Neither the reconfiguring taint nor a cordon is left.
     - The plugin's config is what it was, unless the layout that it goes with succeeded.
     - Host services run if and only if they ran.
     - The node has no slot.
@@ -109,7 +109,7 @@ def unrestored_on(
             else ()
         ),
         *(unrestored.UNVERIFIED_ADVERTISERS if is_stopped or is_in_drain else ()),
-        *(("has_hold_taint",) if is_in_drain else ()),
+        *(("has_reconfiguring_taint",) if is_in_drain else ()),
     )
     return [
         *unrestored.on_node(
@@ -127,7 +127,7 @@ def unrestored_on(
 
 def assert_restored_or_in_drain(rig: node_rig.NodeRig, before_failure: Iterable[str]) -> None:
     """Once a drain has removed pods, the taint stays until the next attempt, and nothing else."""
-    if rig.node.has_hold_taint:
+    if rig.node.has_reconfiguring_taint:
         assert {"workloads.evict", "workloads.delete"} & set(before_failure)
         assert rig.node.status["phase"] in ("Drain", "Pause")
-    assert_restored(rig, is_in_drain=rig.node.has_hold_taint)
+    assert_restored(rig, is_in_drain=rig.node.has_reconfiguring_taint)

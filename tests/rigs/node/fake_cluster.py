@@ -62,7 +62,9 @@ class FakeNode(FakePort):
         if rig.clock.monotonic() < rig.kubelet.reports_from_s:
             shown = rig.kubelet.reported_devices
             capacity |= {name: count for name, count in shown.items() if count}
-        closing = rig.node.taints | ({well_known.HOLD_TAINT} if rig.node.has_hold_taint else set())
+        closing = rig.node.taints | (
+            {well_known.RECONFIGURING_TAINT} if rig.node.has_reconfiguring_taint else set()
+        )
         return node_object.NodeView(
             name="node-a",
             uid=rig.node.uid,
@@ -78,7 +80,7 @@ class FakeNode(FakePort):
 
     def patch(self, change: node_object.NodePatch) -> node_object.NodeView:
         # As over HTTP: what depends on the node is written only for the node that was decided for.
-        assert change.hold_taint is None
+        assert change.reconfiguring_taint is None
         assert not change.removed_taints
         self._rig.record_call("node.patch")
         return self._write(change)
@@ -123,8 +125,8 @@ class FakeNode(FakePort):
         _merge(rig.node.annotations, change.annotations)
         for key, value in change.annotations.items():
             contract.check_annotation(key, value)
-        if change.hold_taint is not None:
-            rig.node.has_hold_taint = change.hold_taint
+        if change.reconfiguring_taint is not None:
+            rig.node.has_reconfiguring_taint = change.reconfiguring_taint
         rig.node.taints -= change.removed_taints
         text = change.annotations.get(well_known.STATUS_ANNOTATION)
         if text:
@@ -334,7 +336,7 @@ class FakeSlots(FakePort):
             return state.denials.pop(0)
         if state.next_errors:
             raise state.next_errors.pop(0)
-        is_late = not state.is_taken and self._rig.node.has_hold_taint
+        is_late = not state.is_taken and self._rig.node.has_reconfiguring_taint
         assert not is_late, "a slot comes before the disruption"
         state.is_taken = self._is_fresh = True
         return None
@@ -345,7 +347,9 @@ class FakeSlots(FakePort):
             raise errors.NotReadyError("stale", reason=reasons.Reason.SLOTS_TAKEN)
 
     def release(self) -> None:
-        assert not self._rig.node.has_hold_taint, "a slot may go when its node is whole again"
+        assert not self._rig.node.has_reconfiguring_taint, (
+            "a slot may go when its node is whole again"
+        )
         self._is_fresh = False
         self._succeeds("slots.release")  # else it expires
         self._rig.slots.is_taken = False

@@ -193,7 +193,7 @@ class NodeRig:
 
     def _start_daemons(self) -> None:
         # No daemon starts on a node with a taint that it does not tolerate.
-        if self._is_controller_away or self.node.has_hold_taint:
+        if self._is_controller_away or self.node.has_reconfiguring_taint:
             return
         names = self.pods.names
         for key, is_ready in self.daemons.is_ready_by_label.items():

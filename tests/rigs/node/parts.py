@@ -72,7 +72,7 @@ class Daemons:
     is_ready_by_label: dict[str, bool] = dataclasses.field(default_factory=dict)
     """Deploy label -> whether its pod becomes ready."""
     without_label: set[str] = dataclasses.field(default_factory=set)
-    """Names of daemons that only the hold taint keeps away."""
+    """Names of daemons that only the reconfiguring taint keeps away."""
     controller_away_until_s: float = 0.0
 
 

@@ -37,7 +37,9 @@ def on_node(
     )
     # An agent removes only the taint that its journal lists.
     is_tainted = (
-        "has_hold_taint" in pending_entries and journal.node.has_hold_taint and journal.is_draining
+        "has_reconfiguring_taint" in pending_entries
+        and journal.node.has_reconfiguring_taint
+        and journal.is_draining
     )
     labels = deploy_labels(view.labels)
     is_paused = well_known.PAUSED_VALUE in labels.values()
@@ -45,7 +47,11 @@ def on_node(
         *([f"journal {text}"] if not kept.is_empty or (text and journal.is_empty) else []),
         *([f"paused {labels}"] if is_paused or deployed not in (None, labels) else []),
         *(["cordon"] if view.is_unschedulable is not is_cordoned else []),
-        *(["taint"] if (well_known.HOLD_TAINT in view.taint_keys) is not is_tainted else []),
+        *(
+            ["taint"]
+            if (well_known.RECONFIGURING_TAINT in view.taint_keys) is not is_tainted
+            else []
+        ),
     ]
 
 

@@ -74,7 +74,7 @@ def test_devices_of_pods_that_have_not_finished_are_not_free() -> None:
         (_PLAIN, node(), (True, True)),
         (_PLAIN, node(unschedulable=True), (True, True)),
         (_PLAIN, node_with_taint("nvidia.com/gpu"), (True, True)),
-        (_PLAIN, node_with_taint(well_known.HOLD_TAINT), (False, True)),
+        (_PLAIN, node_with_taint(well_known.RECONFIGURING_TAINT), (False, True)),
         (_PLAIN, node_with_taint("sick", "NoExecute"), (False, False)),
         (_PLAIN, node_with_taint("slow", "PreferNoSchedule"), (True, True)),
     ],

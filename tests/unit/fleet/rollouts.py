@@ -23,7 +23,7 @@ def a_status(config: str, state: model.State, **members: Any) -> run_status.Publ
     return run_status.parse(api_objects.a_status(config, state, **members))
 
 
-HOLD = frozenset({well_known.HOLD_TAINT})
+HOLD = frozenset({well_known.RECONFIGURING_TAINT})
 
 _VIEW_FIELDS = {field.name for field in dataclasses.fields(node_object.NodeView)} - {"name"}
 

@@ -63,7 +63,7 @@ def journal(**records: Any) -> dict[str, str]:
     [
         {"annotations": {well_known.JOURNAL_ANNOTATION: "{}"}},
         {"annotations": journal(node=node_entries.NodeEntries(rebooted_from="boot-1"))},
-        {"taint_keys": frozenset({well_known.HOLD_TAINT})},
+        {"taint_keys": frozenset({well_known.RECONFIGURING_TAINT})},
         {"labels": {well_known.PLUGIN_DEPLOY_LABEL: well_known.PAUSED_VALUE}},
         {"labels": {well_known.PLUGIN_DEPLOY_LABEL: f"{well_known.PAUSED_VALUE}_by-another"}},
     ],

@@ -368,7 +368,7 @@ DECISIONS: dict[
                 "a",
                 ["1g.5gb@0*", "3g.20gb@4"],
                 labels={well_known.STATE_LABEL: "pending"},
-                spec={"taints": [{"key": well_known.HOLD_TAINT, "effect": "NoSchedule"}]},
+                spec={"taints": [{"key": well_known.RECONFIGURING_TAINT, "effect": "NoSchedule"}]},
             ),
             node("b", ["7g.40gb@0"]),
         ],

@@ -209,9 +209,9 @@ def test_a_taint_is_tolerated_by_comparison(operator: str, value: str, is_tolera
 
 
 def test_own_taint_and_preferences_exclude_no_node() -> None:
-    hold_taint = {"key": well_known.HOLD_TAINT, "effect": "NoSchedule"}
+    reconfiguring_taint = {"key": well_known.RECONFIGURING_TAINT, "effect": "NoSchedule"}
     soft = {"key": "soft", "effect": "PreferNoSchedule"}
-    assert not reason_to_exclude({}, {}, hold_taint, soft)
+    assert not reason_to_exclude({}, {}, reconfiguring_taint, soft)
     startup = {"key": "mig-manager.io/not-ready", "effect": "NoSchedule"}
     assert reason_to_exclude({}, {}, startup)
 

@@ -14,7 +14,7 @@ PAUSED = well_known.PAUSED_VALUE
 GPU = samples.gpu(samples.A100, "7g.40gb@0").snapshot
 
 NOTHING = journals.Journal(config="a")
-TAINT = node_entries.NodeEntries(has_hold_taint=True)
+TAINT = node_entries.NodeEntries(has_reconfiguring_taint=True)
 TAINTED = dataclasses.replace(NOTHING, applied_before="old", node=TAINT)
 PAUSING = dataclasses.replace(
     TAINTED, node=dataclasses.replace(TAINT, paused_labels={DCGM: "true"})
@@ -31,7 +31,7 @@ UNREACHABLE = dataclasses.replace(REMAINING, gpus=EXECUTING.gpus)
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "labels", "changed", "hold_taint"),
+    ("before", "after", "labels", "changed", "reconfiguring_taint"),
     [
         (NOTHING, NOTHING, {DCGM: "true"}, {}, None),
         (NOTHING, TAINTED, {}, {}, True),
@@ -80,10 +80,10 @@ def test_node_changes_with_the_entries_and_keeps_what_others_wrote(
     labels: dict[str, str],
     changed: dict[str, str | None],
     *,
-    hold_taint: bool | None,
+    reconfiguring_taint: bool | None,
 ) -> None:
     view = samples.node_view(labels=labels)
 
     patch = journals.patch_between(before, after, view)
 
-    assert (dict(patch.labels), patch.hold_taint) == (changed, hold_taint)
+    assert (dict(patch.labels), patch.reconfiguring_taint) == (changed, reconfiguring_taint)

@@ -30,7 +30,7 @@ GPU = samples.gpu(samples.A100, "1g.5gb@0", "1g.5gb@1", "2g.10gb@2", "3g.20gb@4"
 JOURNAL = journals.Journal(
     config="a",
     node=node_entries.NodeEntries(
-        has_hold_taint=True, paused_labels={well_known.PLUGIN_DEPLOY_LABEL: "true"}
+        has_reconfiguring_taint=True, paused_labels={well_known.PLUGIN_DEPLOY_LABEL: "true"}
     ),
 )
 REQUEST = requests.RequestRecord(

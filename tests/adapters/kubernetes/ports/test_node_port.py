@@ -67,10 +67,14 @@ def test_update_of_a_node_that_always_changes_fails_in_the_end(rig: Rig) -> None
 
 
 def test_update_adds_and_removes_our_taint_and_named_ones(rig: Rig) -> None:
-    tainted = rig.node.update(lambda _view: node_object.NodePatch(hold_taint=True))
-    assert tainted.taint_keys == tainted.closing_taints == {well_known.HOLD_TAINT, "dedicated"}
+    tainted = rig.node.update(lambda _view: node_object.NodePatch(reconfiguring_taint=True))
+    assert (
+        tainted.taint_keys
+        == tainted.closing_taints
+        == {well_known.RECONFIGURING_TAINT, "dedicated"}
+    )
 
-    rig.node.update(lambda _view: node_object.NodePatch(hold_taint=False))
+    rig.node.update(lambda _view: node_object.NodePatch(reconfiguring_taint=False))
     kept = rig.node.update(lambda _view: node_object.NodePatch(labels={"x": "y"}))
     assert kept.taint_keys == kept.closing_taints == {"dedicated"}
 
