@@ -124,11 +124,13 @@ def test_unchangeable_node_is_left_alone_and_others_are_served(
     assert len(replica.kube.patches) <= 2
 
 
-def test_a_node_that_fails_for_one_pod_serves_the_pods_behind_it(rig: PartitionerRig) -> None:
+@pytest.mark.parametrize("small", ["a", "z"], ids=["the first in order", "the last in order"])
+def test_a_node_that_fails_for_a_pod_serves_a_smaller_one(rig: PartitionerRig, small: str) -> None:
     rig.add_node()
-    rig.add_pods("first", profile="3g.20gb")
+    rig.add_pods("large", profile="3g.20gb")
     replica = rig.replica()
     layouts: list[str] = []
+    same_age = {"metadata": {"creationTimestamp": "2026-03-01T00:00:00Z"}}
 
     with structlog.testing.capture_logs():
         while rig.clock.now_s < 1200:
@@ -142,7 +144,9 @@ def test_a_node_that_fails_for_one_pod_serves_the_pods_behind_it(rig: Partitione
                 break
             rig.answer("n1", reason=reasons.Reason.IN_USE)
             if len(layouts) == 2:
-                rig.add_pods("behind")
+                rig.add_pods(small)
+                for pod in ("large", small):
+                    rig.server.merge(kinds.PODS, pod, same_age, namespace="default")
 
     assert '"mig-devices": {"1g.5gb": 1}' in layouts[-1]
 

@@ -205,8 +205,9 @@ class _Decider:
                 ranks = [rank for rank in ranks if rank not in with_room]
                 remaining -= 1
             elif self.changes.is_too_early(position):
-                # The node may still serve the pods behind the first.
-                skipped[best.pods[0]] = skipped.get(best.pods[0], node_sets.EMPTY) | selected
+                # The node may still serve the pods that need less.
+                largest = min(best.pods, key=lambda rank: self._batch.pods[rank].needs.devices)
+                skipped[largest] = skipped.get(largest, node_sets.EMPTY) | selected
                 continue
             candidates -= selected
         return candidates
