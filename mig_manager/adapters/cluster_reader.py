@@ -73,7 +73,7 @@ class ClusterReader:
         self._get = get
 
     def find(self, names: Sequence[str], selector: str | None, *, now: dt.datetime) -> NodeSearch:
-        """Report on the named nodes, or else on the nodes that ``selected`` returns.
+        """Report on the named nodes, or else on the nodes that ``selector`` selects.
 
         Raises:
             ClusterError: No named node exists, or as each request.

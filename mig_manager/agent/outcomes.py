@@ -145,7 +145,7 @@ def drift_message(name: str, pods: str, problem: str = "") -> str:
     return f"the GPUs no longer have layout {name}, and this agent did not change them{why}"
 
 
-def owed_message(name: str, gpus: str, pods: str) -> str:
+def returned_gpus_message(name: str, gpus: str, pods: str) -> str:
     """Say which GPUs were unreachable and still need the layout, and which pods block it."""
     return f"layout {name} is applied to {gpus} once no pod uses devices to be removed: {pods}"
 

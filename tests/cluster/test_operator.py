@@ -98,7 +98,7 @@ def test_operators_rights_let_a_layout_wait_until_the_pods_have_ended(
     ) as stage:
         stage.run_pods(clusters.TRAIN)
         stage.label(LAYOUT)
-        stage.wait(lambda: '"pod_not_moved"' in stage.machine.log.read_text(), "the refusal")
+        stage.wait(lambda: '"pod_not_evicted"' in stage.machine.log.read_text(), "the refusal")
 
         stage.api.delete("/api/v1/namespaces/default/pods/train", {})
 

@@ -39,7 +39,7 @@ class Layout:
 
     @property
     def allocatable(self) -> dict[str, int]:
-        """How many devices of each resource the node offers."""
+        """How many devices of each resource the node advertises."""
         every = (*self.profiles, "7g.40gb")
         return {f"mig-{profile}": every.count(profile) for profile in every}
 

@@ -126,7 +126,7 @@ def start_hooks(attempt: attempts.Attempt, plan: steps.Plan) -> None:
     attempt.hooks.require(plan)
     if not attempt.hooks.has_hooks:
         return
-    with_exit = dataclasses.replace(attempt.journal.host, owes_exit_hook=True)
+    with_exit = dataclasses.replace(attempt.journal.host, must_run_exit_hooks=True)
     attempt.recorder.enter(model.Phase.RESOLVE, "running the apply-start hooks", host=with_exit)
     attempt.hooks.start(attempt.cancel.check)
 
@@ -139,9 +139,9 @@ def exit_hooks(attempt: attempts.Attempt) -> None:
         HostError: HOOK_FAILED.
     """
     before = attempt.journal.host
-    if not before.owes_exit_hook or attempt.hooks.has_passed_exit:
+    if not before.must_run_exit_hooks or attempt.hooks.has_passed_exit:
         return
     if attempt.deps.hooks is None:
         _log.warning("hook_forgotten", point="apply-exit")
     attempt.hooks.exit()
-    attempt.recorder.set_journal(host=dataclasses.replace(before, owes_exit_hook=False))
+    attempt.recorder.set_journal(host=dataclasses.replace(before, must_run_exit_hooks=False))

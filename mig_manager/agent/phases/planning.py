@@ -89,14 +89,12 @@ def prepare_inputs(
     """
     extra_clients = attempt.deps.extra_clients()
     services = attempt.deps.service_names()
-    missing = attempt.recorder.record.absent_gpus(gpus, attempt.deps.boot_id)
+    missing = attempt.record.absent_gpus(gpus, attempt.deps.boot_id)
     if missing and not attempt.request.uuids_to_repair:
         message = outcomes.missing_message(attempt.status.title, missing)
         raise errors.MissingGpusError(message, missing)
     desired = target.select(gpus)
-    others = tuple(
-        gpu for gpu in attempt.recorder.journal.gpus.snapshot if gpu.uuid not in desired
-    )
+    others = tuple(gpu for gpu in attempt.journal.gpus.snapshot if gpu.uuid not in desired)
     restorable = others if others and rolling_back.can_roll_back(attempt, gpus, others) else ()
     plan = _plan(target, gpus, restorable)
     _require_repaired(attempt, gpus, plan)
@@ -169,16 +167,16 @@ def _rights(attempt: attempts.Attempt, plan: steps.Plan) -> drain_scope.DrainRig
     """Return what the change may do with the pods that it affects."""
     if attempt.only_restores:
         title = attempt.status.title
-        if plan.gpu_uuids == attempt.recorder.record.returned_gpus(plan.gpu_uuids):
+        if plan.gpu_uuids == attempt.record.returned_gpus(plan.gpu_uuids):
             # The layout has not drifted there.
             gpus = messages.list_names([*map(str, plan.gpus)])
-            message = functools.partial(outcomes.owed_message, title, gpus)
+            message = functools.partial(outcomes.returned_gpus_message, title, gpus)
             return drain_scope.Refuse(reasons.Reason.IN_USE, message)
         message = functools.partial(outcomes.drift_message, title)
         return drain_scope.Refuse(reasons.Reason.DRIFTED, message)
     if attempt.never_evicts:
         return drain_scope.Refuse(reasons.Reason.IN_USE, _ON_DEMAND.format)
-    failed = attempt.recorder.record.failed_changes
+    failed = attempt.record.failed_changes
     if failed and not failed.may_evict(attempt.status.config_hash, attempt.deps.boot_id):
         message = functools.partial(
             outcomes.failed_changes_message, attempt.status.title, failed.count, failed.problem

@@ -38,8 +38,8 @@ class Advertiser(abc.ABC):
         With its deploy label, one of the node's ``labels``, the owner can say that it must not.
         """
         was_paused = self.was_paused(recorder.journal.node)
-        is_owed = was_paused or self.deploy_label in recorder.record.awaited
-        return is_owed and labels.get(self.deploy_label) != "false"
+        must_serve = was_paused or self.deploy_label in recorder.record.awaited
+        return must_serve and labels.get(self.deploy_label) != "false"
 
     @abc.abstractmethod
     def withdraw(self, deps: ports.Dependencies) -> None:

@@ -325,7 +325,9 @@ class Evictions:
                     raise
                 failure, reason = error, error.reason.value
                 if before is None or before.reason is not error.reason:
-                    _log.warning("pod_not_moved", pod=pod.key, reason=reason, error=error.message)
+                    _log.warning(
+                        "pod_not_evicted", pod=pod.key, reason=reason, error=error.message
+                    )
                 is_forbidden = error.reason is reasons.Reason.FORBIDDEN
                 fails = "the agent may not" if is_forbidden else "the Kubernetes API failed to"
                 why = f"{fails} {verb} it ({reason})"

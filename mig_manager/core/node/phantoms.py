@@ -1,4 +1,4 @@
-"""Phantom devices: GPU resources that a node offers although no GPU has such devices.
+"""Phantom devices: GPU resources that a node advertises although no GPU has such devices.
 
 Five minutes after a device plugin stops, kubelet forgets its resources and reports that once
 (kubernetes, ``endpointStopGracePeriod`` in ``pkg/kubelet/cm/devicemanager/types.go``). If the API
@@ -23,7 +23,7 @@ def find(
     strategy: strategies.Strategy | None,
     kubelet: Callable[[], _Devices | None],
 ) -> dict[str, int]:
-    """Return the phantom devices that a node offers: their number by resource.
+    """Return the phantom devices that a node advertises: their number by resource.
 
     Resources that the owner renamed are not recognised. Empty while a GPU is unreachable, because
     the devices may belong to it.
@@ -68,7 +68,7 @@ def is_possible(
 
 def message(advertised: Mapping[str, int]) -> str:
     """Describe the phantom devices of a node."""
-    return f"the node offers {with_counts(advertised)}, which no GPU has"
+    return f"the node advertises {with_counts(advertised)}, which no GPU has"
 
 
 def with_counts(advertised: Mapping[str, int]) -> str:

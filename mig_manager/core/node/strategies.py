@@ -65,7 +65,7 @@ def gpu_layout(
 def refusals(gpus: Sequence[GpuLayout]) -> Mapping[Strategy, str]:
     """Return why the plugin exits over a layout; strategies that it serves do not occur.
 
-    The node then offers no device at all (k8s-device-plugin v0.20, ``internal/rm/device_map.go``
+    The node then advertises no device at all (k8s-device-plugin v0.20, ``internal/rm/device_map.go``
     and ``rm.go``).
     """
     why_not = {Strategy.SINGLE: _single_refusal(gpus)}

@@ -31,12 +31,12 @@ class HostEntries:
 
     stopped_services: tuple[str, ...] = ()
     """Services of the machine that were stopped, in the order of the stop."""
-    owes_exit_hook: bool = False
+    must_run_exit_hooks: bool = False
     """Whether the ``apply-exit`` hooks must run, because ``apply-start`` hooks have begun."""
 
     def to_data(self) -> dict[str, Any]:
         """Return the members of the journal's JSON."""
-        return {"hostServices": list(self.stopped_services), "exitHook": self.owes_exit_hook}
+        return {"hostServices": list(self.stopped_services), "exitHook": self.must_run_exit_hooks}
 
     @staticmethod
     def from_data(data: Mapping[str, Any]) -> "HostEntries":
@@ -45,7 +45,7 @@ class HostEntries:
         if len(services) > _MAX_SERVICES:
             raise ValueError(f"hostServices has {len(services)} names")
         return HostEntries(
-            stopped_services=tuple(services), owes_exit_hook=data.get("exitHook") is True
+            stopped_services=tuple(services), must_run_exit_hooks=data.get("exitHook") is True
         )
 
 

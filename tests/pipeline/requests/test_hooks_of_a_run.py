@@ -98,7 +98,7 @@ def test_a_last_hook_that_fails_leaves_the_layout_and_is_tried_again(
     outcome = ends.run_to(rig, "one-slice-changed", Reason.HOOK_FAILED, by=agent)
 
     assert outcome.should_retry
-    assert rig.node.journal.host.owes_exit_hook
+    assert rig.node.journal.host.must_run_exit_hooks
     rig.hooks.broken = set()
     executed = len(rig.driver.executed_steps)
     ends.run_to(rig, "one-slice-changed", Reason.APPLIED, by=agent, attempt=2)
@@ -155,7 +155,7 @@ def test_exit_hook_runs_once_after_a_kill_in_a_hook(
     rig: node_rig.NodeRig, number: int, *, resumes: bool
 ) -> None:
     kill_in_hook(rig, number)
-    assert rig.node.journal.host.owes_exit_hook
+    assert rig.node.journal.host.must_run_exit_hooks
     if resumes:
         assert agents.resume(rig, "one-slice-changed").reason is Reason.APPLIED
         assert rig.hooks.commands.count(EXIT) == 1
@@ -181,7 +181,7 @@ def test_an_exit_hook_stays_pending_while_the_hooks_file_is_invalid(rig: node_ri
     agents.start(rig, None)
 
     assert any("hooks.yaml:2:1" in each for each in rig.node.event_messages)
-    assert rig.node.journal.host.owes_exit_hook
+    assert rig.node.journal.host.must_run_exit_hooks
 
 
 def test_a_hook_gives_signs_of_life(rig: node_rig.NodeRig) -> None:

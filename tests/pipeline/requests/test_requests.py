@@ -193,7 +193,7 @@ def lost_mig_mode(death: Death | None) -> Story:
 
 
 def phantom_devices(death: Death | None) -> Story:
-    """The node offers devices that no GPU has."""
+    """The node advertises devices that no GPU has."""
     story = active(death)
     story.rig.pods.add("training", devices=frozenset({nodes.device(story.rig, 0, "3g.20gb")}))
     story.rig.kubelet.phantoms = {"nvidia.com/mig-7g.40gb": 2}

@@ -98,10 +98,10 @@ def unrestored_on(
         for name, is_on in rig.host.services.items()
         if is_on is (name in owner.stopped_services)
     ]
-    has_exit_hook = journal is not None and journal.host.owes_exit_hook
+    has_exit_hook = journal is not None and journal.host.must_run_exit_hooks
     pending_entries = (
         # They stay if the hook or the switch failed: the next attempt tries it again.
-        *("owes_exit_hook", "persistent_gpus"),
+        *("must_run_exit_hooks", "persistent_gpus"),
         # After a failure the next run refreshes the device files.
         *(
             ("has_stale_files",)
