@@ -1,4 +1,4 @@
-"""The real agent on a node without GPUs: what it simulates the node advertises to the scheduler."""
+"""The real agent on a node without GPUs: the node advertises what it simulates."""
 
 import pathlib
 from collections.abc import Iterator

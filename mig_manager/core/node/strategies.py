@@ -65,8 +65,8 @@ def gpu_layout(
 def refusals(gpus: Sequence[GpuLayout]) -> Mapping[Strategy, str]:
     """Return why the plugin exits over a layout; strategies that it serves do not occur.
 
-    The node then advertises no device at all (k8s-device-plugin v0.20, ``internal/rm/device_map.go``
-    and ``rm.go``).
+    The node then advertises no device at all (k8s-device-plugin v0.20,
+    ``internal/rm/device_map.go`` and ``rm.go``).
     """
     why_not = {Strategy.SINGLE: _single_refusal(gpus)}
     nameless = {str(p) for gpu in gpus if gpu.is_enabled for p in gpu.profiles if not p.spans}

@@ -1,4 +1,4 @@
-"""Resources that the node advertises and no GPU has: kubelet forgot them, the API server did not."""
+"""Resources that the node advertises and no GPU has: kubelet forgot them, not the API server."""
 
 import json
 from typing import Any
