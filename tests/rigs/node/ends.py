@@ -70,11 +70,11 @@ def assert_restored(
     - Neither the reconfiguring taint nor a cordon is left.
     - The plugin's config is what it was, unless the layout that it goes with succeeded.
     - Host services run if and only if they ran.
-    - The node has no slot.
+    - The node has no slot, unless the journal says that it still blocks workloads.
     - No exit hook is pending, but one that failed and stands in the journal.
 
     A stopped agent, or one in a drain, may leave it to the next attempt to verify the devices of
-    plugin and DRA driver; one in a drain, its taint and its slot.
+    plugin and DRA driver; one in a drain, its taint.
     """
     assert unrestored_on(rig, is_stopped=is_stopped, is_in_drain=is_in_drain) == []
 
@@ -99,6 +99,7 @@ def unrestored_on(
         if is_on is (name in owner.stopped_services)
     ]
     has_exit_hook = journal is not None and journal.host.must_run_exit_hooks
+    blocks_workloads = journal is not None and journal.node.blocks_workloads
     pending_entries = (
         # They stay if the hook or the switch failed: the next attempt tries it again.
         *("must_run_exit_hooks", "persistent_gpus"),
@@ -120,7 +121,7 @@ def unrestored_on(
         ),
         *([f"config {config}"] if config not in (None, expected_config) else []),
         *([f"services {services}"] if services else []),
-        *(["slot"] if rig.slots.is_taken and not is_in_drain else []),
+        *(["slot"] if rig.slots.is_taken and not blocks_workloads else []),
         *(["exit hook"] if rig.hooks.pending_exit is not has_exit_hook else []),
     ]
 
