@@ -11,7 +11,7 @@ from mig_manager.catalogue import hardware
 from mig_manager.change import apply, boot
 from mig_manager.core import model, steps
 from tests.rigs.node import gpu_values, local_rig, nvml_rig, samples, strikes
-from tests.rigs.node.local_rig import BootNode as LocalNode
+from tests.rigs.node.local_rig import BootNode
 
 NO_DRIVER = errors.HardwareError(
     "no driver", reason=reasons.Reason.DRIVER_NOT_LOADED, operation="nvmlInit"
@@ -32,19 +32,19 @@ EACH_PRODUCT = pytest.mark.parametrize("node", local_rig.PROFILES, indirect=True
 
 
 @pytest.fixture
-def node(request: pytest.FixtureRequest) -> LocalNode:
+def node(request: pytest.FixtureRequest) -> BootNode:
     """A node that was rebooted; a Hopper GPU loses its MIG mode in that too."""
-    node = LocalNode(getattr(request, "param", "H100-SXM5-80GB"))
+    node = BootNode(getattr(request, "param", "H100-SXM5-80GB"))
     node.reboot()
     return node
 
 
 @pytest.fixture
-def ampere() -> LocalNode:
-    return LocalNode()
+def ampere() -> BootNode:
+    return BootNode()
 
 
-def test_boot_restores_placements_that_no_empty_gpu_would_get(ampere: LocalNode) -> None:
+def test_boot_restores_placements_that_no_empty_gpu_would_get(ampere: BootNode) -> None:
     """A layout's instances may lie where history has put them."""
     moved = samples.gpu(samples.A100, "2g.10gb@4[]").gpu_instances
     verified = ampere.verified_layout
@@ -72,7 +72,7 @@ def test_boot_restores_placements_that_no_empty_gpu_would_get(ampere: LocalNode)
 def test_boot_after_power_loss_in_apply_restores_the_verified_layout(
     product: str, kind: strikes.StepKind, number: int
 ) -> None:
-    node = LocalNode(product)
+    node = BootNode(product)
     assert node.kill_apply("off", kind, number)
     node.reboot()
 
@@ -85,7 +85,7 @@ def test_boot_after_power_loss_in_apply_restores_the_verified_layout(
 
 @EACH_PRODUCT
 def test_a_reset_that_ends_no_fault_is_tried_once_and_the_layout_restored(
-    node: LocalNode,
+    node: BootNode,
 ) -> None:
     node.gpus = gpu_values.with_action(node.gpus, model.RecoveryAction.GPU_RESET, 0, 1)
     node.resets.action_after = model.RecoveryAction.GPU_RESET
@@ -100,7 +100,7 @@ def test_a_reset_that_ends_no_fault_is_tried_once_and_the_layout_restored(
     assert node.is_restored()
 
 
-def test_a_driver_that_hangs_after_a_reset_hides_no_problem(node: LocalNode) -> None:
+def test_a_driver_that_hangs_after_a_reset_hides_no_problem(node: BootNode) -> None:
     node.gpus = gpu_values.with_action(node.gpus, model.RecoveryAction.GPU_RESET, 0)
     hung = errors.HardwareError("the driver hangs", reason=reasons.Reason.NVML_TIMEOUT)
     node.on_call = lambda: (
@@ -117,7 +117,7 @@ def test_a_driver_that_hangs_after_a_reset_hides_no_problem(node: LocalNode) -> 
 
 
 def test_each_apply_saves_its_verified_layout_also_with_mig_off(
-    ampere: LocalNode,
+    ampere: BootNode,
 ) -> None:
     for _applied_and_already_applied in range(2):
         ampere.verified_layout_file.text = None
@@ -128,7 +128,7 @@ def test_each_apply_saves_its_verified_layout_also_with_mig_off(
     assert (ampere.boot().rounds, ampere.steps) == ((), 0)
 
 
-def test_a_failed_apply_keeps_the_layout_saved_before(ampere: LocalNode) -> None:
+def test_a_failed_apply_keeps_the_layout_saved_before(ampere: BootNode) -> None:
     kept = ampere.verified_layout_file.text
     ampere.refuses_step = lambda step: isinstance(step, steps.SetMode)
 
@@ -138,14 +138,14 @@ def test_a_failed_apply_keeps_the_layout_saved_before(ampere: LocalNode) -> None
     assert ampere.verified_layout_file.text == kept
 
 
-def test_apply_that_cannot_save_its_layout_succeeds_and_reports_it(ampere: LocalNode) -> None:
+def test_apply_that_cannot_save_its_layout_succeeds_and_reports_it(ampere: BootNode) -> None:
     ampere.verified_layout_file.failing_operations = {"write"}
     ampere.change_to("off")
 
     assert ampere.notes == ["cannot write the journal; the next boot will not restore this layout"]
 
 
-def test_boot_without_a_saved_layout_succeeds_without_the_driver(ampere: LocalNode) -> None:
+def test_boot_without_a_saved_layout_succeeds_without_the_driver(ampere: BootNode) -> None:
     ampere.verified_layout_file.text = None
     ampere.fail_always["gpus.observe"] = NO_DRIVER
 
@@ -155,7 +155,7 @@ def test_boot_without_a_saved_layout_succeeds_without_the_driver(ampere: LocalNo
     assert (ampere.clock.now_s, ampere.notes) == (0, [])
 
 
-def test_boot_without_a_saved_layout_undoes_an_interrupted_apply(ampere: LocalNode) -> None:
+def test_boot_without_a_saved_layout_undoes_an_interrupted_apply(ampere: BootNode) -> None:
     ampere.change_to("off")
     off = ampere.geometry
     ampere.verified_layout_file.text = None
@@ -169,7 +169,7 @@ def test_boot_without_a_saved_layout_undoes_an_interrupted_apply(ampere: LocalNo
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"version": 99}', '{"version": 1}'])
-def test_an_invalid_saved_layout_is_set_aside_and_reported(ampere: LocalNode, text: str) -> None:
+def test_an_invalid_saved_layout_is_set_aside_and_reported(ampere: BootNode, text: str) -> None:
     ampere.verified_layout_file.text = text
     ampere.reboot()
 
@@ -181,7 +181,7 @@ def test_an_invalid_saved_layout_is_set_aside_and_reported(ampere: LocalNode, te
     assert ampere.boot().problems == ()
 
 
-def test_boot_sets_an_unreadable_layout_aside_for_the_fallback(ampere: LocalNode) -> None:
+def test_boot_sets_an_unreadable_layout_aside_for_the_fallback(ampere: BootNode) -> None:
     ampere.verified_layout_file.failing_operations = {"read"}
     ampere.reboot()
 
@@ -199,7 +199,7 @@ def test_boot_sets_an_unreadable_layout_aside_for_the_fallback(ampere: LocalNode
 
 
 @EACH_PRODUCT
-def test_a_swapped_gpu_is_reported_twice_and_affects_no_other(node: LocalNode) -> None:
+def test_a_swapped_gpu_is_reported_twice_and_affects_no_other(node: BootNode) -> None:
     first, second = node.gpus
     other = dataclasses.replace(second, uuid="GPU-new")
     node.gpus = (first, other)
@@ -214,7 +214,7 @@ def test_a_swapped_gpu_is_reported_twice_and_affects_no_other(node: LocalNode) -
     assert node.journal.text is None
 
 
-def test_boot_names_a_gpu_with_the_state_of_an_earlier_layout(node: LocalNode) -> None:
+def test_boot_names_a_gpu_with_the_state_of_an_earlier_layout(node: BootNode) -> None:
     node.boot()
     lost = node.gpus[1]
     node.driver.lost = {lost.uuid}
@@ -231,7 +231,7 @@ def test_boot_names_a_gpu_with_the_state_of_an_earlier_layout(node: LocalNode) -
     assert node.geometry[1] == node.before[1]
 
 
-def test_a_new_gpu_without_mig_is_no_problem(node: LocalNode) -> None:
+def test_a_new_gpu_without_mig_is_no_problem(node: BootNode) -> None:
     node.gpus = (*node.gpus, hardware.template(hardware.find("T4"), 2))
 
     assert node.boot().problems == ()
@@ -239,7 +239,7 @@ def test_a_new_gpu_without_mig_is_no_problem(node: LocalNode) -> None:
 
 
 @EACH_PRODUCT
-def test_a_failing_gpu_keeps_its_instances_and_affects_no_other(node: LocalNode) -> None:
+def test_a_failing_gpu_keeps_its_instances_and_affects_no_other(node: BootNode) -> None:
     empty = node.geometry
     bad = node.gpus[1].uuid
     node.refuses_step = lambda step: (
@@ -256,7 +256,7 @@ def test_a_failing_gpu_keeps_its_instances_and_affects_no_other(node: LocalNode)
 
 
 @EACH_PRODUCT
-def test_the_journal_names_only_the_gpu_left_in_between(node: LocalNode) -> None:
+def test_the_journal_names_only_the_gpu_left_in_between(node: BootNode) -> None:
     bad = node.gpus[1].uuid
     with node.refusing_steps(
         lambda step: (
@@ -276,7 +276,7 @@ def test_the_journal_names_only_the_gpu_left_in_between(node: LocalNode) -> None
 
 
 @EACH_PRODUCT
-def test_a_boot_that_leaves_every_gpu_half_changed_reports_a_change(node: LocalNode) -> None:
+def test_a_boot_that_leaves_every_gpu_half_changed_reports_a_change(node: BootNode) -> None:
     node.refuses_step = lambda step: isinstance(
         step, steps.CreateComputeInstance | steps.DestroyGpuInstance
     )
@@ -287,7 +287,7 @@ def test_a_boot_that_leaves_every_gpu_half_changed_reports_a_change(node: LocalN
     assert result.to_data()["is_changed"]
 
 
-def test_boot_waits_for_the_driver_and_for_another_manager(node: LocalNode) -> None:
+def test_boot_waits_for_the_driver_and_for_another_manager(node: BootNode) -> None:
     node.fail_always["gpus.observe"] = NO_DRIVER
     node.lock.refusals = 3
 
@@ -303,7 +303,7 @@ def test_boot_waits_for_the_driver_and_for_another_manager(node: LocalNode) -> N
 
 @pytest.mark.parametrize("fallback", ["", "mixed"])
 def test_boot_keeps_a_layout_verified_while_it_waits_for_the_lock(
-    ampere: LocalNode, fallback: str
+    ampere: BootNode, fallback: str
 ) -> None:
     if fallback:
         ampere.verified_layout_file.text = None
@@ -316,7 +316,7 @@ def test_boot_keeps_a_layout_verified_while_it_waits_for_the_lock(
     assert ampere.has("off")
 
 
-def test_the_wait_for_the_driver_ends_at_the_deadline(node: LocalNode) -> None:
+def test_the_wait_for_the_driver_ends_at_the_deadline(node: BootNode) -> None:
     node.fail_always["gpus.observe"] = NO_DRIVER
 
     with pytest.raises(errors.HardwareError, match="no driver; waited 7 s for it") as caught:
@@ -353,7 +353,7 @@ def test_gpus_in_use_are_awaited_together_and_a_lost_one_is_reported_once(
         assert [gpu for gpu in rig.gpus.observe() if gpu.index == 4] == [before[4]]
 
 
-def test_device_files_that_fail_at_boot_are_a_problem_and_undo_nothing(node: LocalNode) -> None:
+def test_device_files_that_fail_at_boot_are_a_problem_and_undo_nothing(node: BootNode) -> None:
     node.fail_always["refresh_files"] = errors.HostError(
         "nvidia-ctk failed", reason=reasons.Reason.DEVICE_FILES_FAILED
     )
@@ -371,7 +371,7 @@ def test_device_files_that_fail_at_boot_are_a_problem_and_undo_nothing(node: Loc
     assert node.is_restored()
 
 
-def failing_after(node: LocalNode, observations: int) -> None:
+def failing_after(node: BootNode, observations: int) -> None:
     """Let NVML fail after some observations."""
 
     def fail() -> None:
@@ -383,7 +383,7 @@ def failing_after(node: LocalNode, observations: int) -> None:
 
 
 def test_a_boot_that_changes_nothing_keeps_the_journal_of_a_killed_apply(
-    ampere: LocalNode,
+    ampere: BootNode,
 ) -> None:
     assert ampere.kill_apply("off", steps.DestroyGpuInstance)
     journal = ampere.local_journal
@@ -395,7 +395,7 @@ def test_a_boot_that_changes_nothing_keeps_the_journal_of_a_killed_apply(
 
 
 @EACH_PRODUCT
-def test_a_failed_boot_refreshes_device_files_for_what_it_has_changed(node: LocalNode) -> None:
+def test_a_failed_boot_refreshes_device_files_for_what_it_has_changed(node: BootNode) -> None:
     refreshed = node.host.refreshes
 
     def refuses_step(_step: steps.Step) -> bool:
@@ -411,7 +411,7 @@ def test_a_failed_boot_refreshes_device_files_for_what_it_has_changed(node: Loca
     assert node.host.refreshes > refreshed
 
 
-def test_a_boot_whose_journal_cannot_be_written_changes_nothing(node: LocalNode) -> None:
+def test_a_boot_whose_journal_cannot_be_written_changes_nothing(node: BootNode) -> None:
     node.journal.failing_operations.add("write")
 
     with pytest.raises(errors.UsageError):

@@ -62,6 +62,7 @@ def act_once(rig: node_rig.NodeRig, is_due: Callable[[], bool], act: Callable[[]
     before = rig.on_call
 
     def strike() -> None:
+        before()
         if is_due():
             rig.on_call = before
             act()
