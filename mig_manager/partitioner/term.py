@@ -49,9 +49,8 @@ class Parts:
     clock: timing.Clock
     signal: demand_signal.DemandSignal
     telemetry: metrics.PartitionerMetrics
-    document: layout_documents.Document | None = (
-        None  # None: the base layout is generated from the GPUs
-    )
+    document: layout_documents.Document | None = None
+    """None: the base layout is generated from the GPUs."""
 
 
 class Term:

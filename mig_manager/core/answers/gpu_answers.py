@@ -100,7 +100,7 @@ class Status(TypedDict):
 LOCAL_IDS = frozenset({"id", "gpu_instance_id", "compute_instance_id"})
 
 
-def gpu(observed: model.Gpu) -> "Gpu":
+def gpu(observed: model.Gpu) -> Gpu:
     """Return an observed GPU."""
     return {
         "index": observed.index,
@@ -143,7 +143,7 @@ def gpu(observed: model.Gpu) -> "Gpu":
     }
 
 
-def status(gpus: model.ObservedGpus, processes: gpu_processes.Processes | None) -> "Status":
+def status(gpus: model.ObservedGpus, processes: gpu_processes.Processes | None) -> Status:
     """Return the GPUs of a node, with their processes; None: unknown."""
     users_of = {
         uuid: [process(each) for each in users] for uuid, users in (processes or {}).items()
@@ -155,7 +155,7 @@ def status(gpus: model.ObservedGpus, processes: gpu_processes.Processes | None) 
     }
 
 
-def unreachable(observed: model.UnreachableGpu) -> "UnreachableGpu":
+def unreachable(observed: model.UnreachableGpu) -> UnreachableGpu:
     """Return a GPU that could not be observed; unknown facts are null."""
     return {
         "index": observed.index,
@@ -167,7 +167,7 @@ def unreachable(observed: model.UnreachableGpu) -> "UnreachableGpu":
     }
 
 
-def process(user: gpu_processes.GpuProcess) -> "Process":
+def process(user: gpu_processes.GpuProcess) -> Process:
     """Return a process that uses a GPU."""
     kind, _, name = user.owner.partition(" ")
     return {

@@ -103,7 +103,7 @@ ACTIONS = {
 }
 
 
-def plan(planned: steps.GpuPlan) -> "GpuPlan":
+def plan(planned: steps.GpuPlan) -> GpuPlan:
     """Return the plan of one GPU."""
     return {
         "index": planned.gpu_index,

@@ -24,9 +24,8 @@ class Planned:
     plan: steps.Plan
     users: Mapping[str, tuple[str, ...]]
     """Pods by the UUID of the MIG device or GPU that they use, as far as known."""
-    overlooked: tuple[
-        yaml_diagnostics.Diagnostic, ...
-    ] = ()  # problems that lenient parsing ignores
+    overlooked: tuple[yaml_diagnostics.Diagnostic, ...] = ()
+    """Problems that lenient parsing ignores."""
     origin: str = ""  # the origin of the layout; empty for a layout restored at boot
 
     @property

@@ -31,9 +31,8 @@ class RunEnd(enum.Enum):
 class NodeEntries:
     """What a change has set on the Node, and which advertisers a run must verify again."""
 
-    has_reconfiguring_taint: bool = (
-        False  # whether the node has ``well_known.RECONFIGURING_TAINT``
-    )
+    has_reconfiguring_taint: bool = False
+    """Whether the node has ``well_known.RECONFIGURING_TAINT``."""
     paused_labels: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """Deploy label -> its value before we paused it, in the order of the resume."""
     plugin_config: PluginConfig | None = None  # set back unless the run succeeds

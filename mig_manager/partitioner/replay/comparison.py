@@ -40,9 +40,8 @@ class ReplaySettings:
     quiet_s: float  # how long demand must be unchanged before a decision
     longest_wait_s: float  # longest time to wait for demand to be unchanged
     base_layout: str | None = None  # to which idle instances are merged back
-    document: layout_documents.Document | None = (
-        None  # with the base layout; None: it is generated
-    )
+    document: layout_documents.Document | None = None
+    """With the base layout; None: it is generated."""
 
 
 def replay(

@@ -90,9 +90,8 @@ class ReplayReport:
     left_out: int  # nodes without published GPUs
     is_opted_in: bool  # False: no node is, and all are replayed as if they were
     only_prometheus: int  # pods that the API has forgotten
-    rows: tuple[
-        ReplayRow, ...
-    ]  # the partitioner, the present layouts, what happened, then best first
+    rows: tuple[ReplayRow, ...]
+    """The partitioner, the present layouts, what happened, then best first."""
     unmet: tuple[tuple[str, str], ...]  # pods that no node can serve, with the reason
 
     def to_data(self) -> partitioner_answers.Replay:
