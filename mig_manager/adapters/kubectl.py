@@ -14,6 +14,7 @@ from typing import IO, Any
 from mig_manager import errors, reasons
 from mig_manager.core import messages
 from mig_manager.core.files import json_text
+from mig_manager.core.node import node_object
 
 _PROGRAMS = ("kubectl", "oc")
 """``oc`` of OpenShift runs kubectl plugins too, and has the same options."""
@@ -83,12 +84,24 @@ class Kubectl:
         url = f"{path}?{urllib.parse.urlencode(query)}" if query else path
         return self._run_for_object(["get", "--raw", url], f"GET {path}")
 
-    def patch_node(self, name: str, change: Mapping[str, object]) -> dict[str, Any]:
-        """Merge a change into a node, and return it; status 409: another ``resourceVersion``."""
-        patch = ["--type=merge", f"--patch={json.dumps(change)}", "--field-manager=kubectl-mig"]
-        return self._run_for_object(
-            ["patch", "node", name, *patch, "--output=json"], f"patching node {name}"
+    def patch_node(self, name: str, version: str, patch: node_object.NodePatch) -> None:
+        """Patch labels and annotations of one version of a node.
+
+        Raises:
+            ClusterError: The API refused, does not answer, or did not keep the patch; status 409:
+                the node has changed since.
+        """
+        metadata = {
+            "resourceVersion": version,
+            "labels": patch.labels,
+            "annotations": patch.annotations,
+        }
+        change = json.dumps({"metadata": metadata})
+        options = ["--type=merge", f"--patch={change}", "--field-manager=kubectl-mig"]
+        item = self._run_for_object(
+            ["patch", "node", name, *options, "--output=json"], f"patching node {name}"
         )
+        node_object.require_kept(patch, item)
 
     def _run_for_object(self, arguments: Sequence[str], what: str) -> dict[str, Any]:
         answer = self.run(arguments, what)

@@ -148,18 +148,12 @@ def _request(
         annotations={} if custom is None else {well_known.LAYOUT_ANNOTATION: custom},
     )
     for _ in range(_ATTEMPTS):
-        metadata = {
-            "resourceVersion": node.version,
-            "labels": patch.labels,
-            "annotations": patch.annotations,
-        }
         try:
-            after = command.kubectl.patch_node(node.name, {"metadata": metadata})
+            command.kubectl.patch_node(node.name, node.version, patch)
         except errors.ClusterError as error:
             if not error.is_conflict:
                 raise
         else:
-            node_object.require_kept(patch, after)
             return
         node = command.node(node.name).node
         if _basis(node) != _basis(report.node):

@@ -296,12 +296,12 @@ def test_apply_reads_a_node_changed_in_between_again(
     add_node(empty_cluster.server)
     patch_node = Kubectl.patch_node
 
-    def patch(self: Kubectl, name: str, change: Any) -> None:
+    def patch(self: Kubectl, name: str, version: str, change: node_object.NodePatch) -> None:
         monkeypatch.undo()
         node = node_copy(empty_cluster.server)
         edit(node)
         empty_cluster.server.store.write(KEY, node)
-        patch_node(self, name, change)
+        patch_node(self, name, version, change)
 
     monkeypatch.setattr(Kubectl, "patch_node", patch)
     answer = apply(empty_cluster)
