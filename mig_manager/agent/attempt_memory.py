@@ -27,14 +27,22 @@ class AttemptMemory:
     restarted: frozenset[str] = frozenset()
     """Names of the advertisers with outdated devices that were restarted, over the attempts at one
     request. Each is restarted once."""
+    checked_ids: frozenset[str] | None = None
+    """The GPUs' devices, once advertisers of other devices were restarted; None: to be done. It
+    lasts over the attempts at one request, and then over the checks until the layout is active."""
     stopped_services: frozenset[str] = frozenset()
     """Names of the host services that this process stopped, until it starts them. The journal
     cannot prove that, because other programs can write to it."""
     _removal_refused_s: float = dataclasses.field(default=-math.inf, init=False)
 
     def begin_request(self) -> None:
-        """Forget the restarted advertisers of an earlier request."""
+        """Forget the restarted advertisers and the checked devices of an earlier request."""
         self.restarted = frozenset()
+        self.checked_ids = None
+
+    def set_checked(self, ids: frozenset[str] | None) -> None:
+        """Remember the devices for which no advertiser is restarted again; None: none."""
+        self.checked_ids = ids
 
     def add_restarted(self, names: Iterable[str]) -> None:
         """Remember advertisers that were restarted because of outdated devices."""

@@ -6,7 +6,7 @@ import enum
 import structlog
 
 from mig_manager import errors, reasons
-from mig_manager.agent import attempts, drift_checks, drift_verdicts, node_context, outcomes
+from mig_manager.agent import attempts, drift_checks, drift_verdicts, outcomes
 from mig_manager.agent.pods import device_plugin, device_usage, schedulability, withdrawing
 from mig_manager.core import model
 from mig_manager.core.node import node_object
@@ -45,7 +45,7 @@ def act(
     is_success = outcome.state is model.State.SUCCESS
     if not (is_success or outcome.reason is reasons.Reason.DRIFTED):
         # A run that failed early has not verified the devices.
-        before = _withdraw(attempt, before, gpus, view)
+        withdrawing.withdraw(attempt, gpus, view)
     now = dataclasses.replace(
         before,
         description="",
@@ -75,32 +75,22 @@ def act(
             action = Action.HEAL
         case drift_verdicts.Verdict.DRIFTED:
             description = _handle_drift(attempt, observation, before, outcome)
-            now = dataclasses.replace(now, description=description)
             if description:
-                now = _withdraw(attempt, now, gpus, view)
+                withdrawing.withdraw(attempt, gpus, view)
+            now = dataclasses.replace(now, description=description)
             action = Action.REST if description else Action.HEAL
         case drift_verdicts.Verdict.ACTIVE_AGAIN:
             attempt.deps.telemetry.drift_found(is_drifted=False)
             _finish_active_again(attempt)
             # A next drift may destroy the same devices.
-            now = dataclasses.replace(now, has_phantoms=False, checked_ids=None)
+            attempt.memory.set_checked(None)
+            now = dataclasses.replace(now, has_phantoms=False)
         case drift_verdicts.Verdict.ACTIVE:
             now = dataclasses.replace(
                 now,
                 has_phantoms=is_success and _remove_phantoms(attempt, now, observation, view),
             )
     return action, now
-
-
-def _withdraw(
-    context: node_context.NodeContext,
-    memory: drift_verdicts.DriftMemory,
-    gpus: model.ObservedGpus,
-    view: node_object.NodeView,
-) -> drift_verdicts.DriftMemory:
-    """Withdraw devices that no GPU has; return the memory with the checked devices."""
-    checked_ids = withdrawing.withdraw(context, gpus, view, memory.checked_ids)
-    return dataclasses.replace(memory, checked_ids=checked_ids)
 
 
 def _count_failure(

@@ -39,8 +39,6 @@ class DriftMemory:
     """Words for the drift, by the last check or a run; empty: no drift is published."""
     has_phantoms: bool = False
     """Whether phantom devices were published that the agent may not remove."""
-    checked_ids: frozenset[str] | None = None
-    """The GPUs' devices, once advertisers of other devices were restarted; None: to be done."""
 
     @property
     def is_drifted(self) -> bool:

@@ -110,10 +110,12 @@ class Reconciler:
         self._layouts.write(fitting)
         if attempt.status.gpus or not self.faults.publish_failure(outcome.reason, outcome.message):
             self.faults.publish(attempt.status.gpus, decision.why_not, decision.uuids)
-        if outcome.should_retry and not self._series.journal.node.is_tainted_or_paused:
+        if not outcome.should_retry:
+            # The run may have changed which devices are advertised.
+            self._context.memory.set_checked(None)
+        elif not self._series.journal.node.is_tainted_or_paused:
             # No drift check follows before the next attempt.
-            checked_ids = withdrawing.observe_and_withdraw(self._context, self._drift.checked_ids)
-            self._drift = dataclasses.replace(self._drift, checked_ids=checked_ids)
+            withdrawing.observe_and_withdraw(self._context)
         return outcome
 
     @property
@@ -232,8 +234,7 @@ class Reconciler:
             return drift.Action.RUN
         gpus, _ = gpu_report.observe(self._context, self.faults)
         if gpus is not None:
-            checked_ids = withdrawing.withdraw(self._context, gpus, view, self._drift.checked_ids)
-            self._drift = dataclasses.replace(self._drift, checked_ids=checked_ids)
+            withdrawing.withdraw(self._context, gpus, view)
             is_published = gpu_report.is_published(self._context, gpus)
             self._publish_without_request(gpus, None if is_published else view)
         return drift.Action.REST

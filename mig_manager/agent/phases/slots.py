@@ -44,14 +44,14 @@ def wait(attempt: attempts.Attempt) -> None:
         backoff=_BACKOFF,
     )
     published, published_at_s = "", -math.inf
-    checked_ids, checked_at_s = None, clock.monotonic()
+    checked_at_s = clock.monotonic()
     for _ in waiting.attempts():
         why = _take(slots)
         if why is None:
             return
         now_s = clock.monotonic()
         if now_s - checked_at_s >= attempt.limits.drift_check_interval_s:
-            checked_ids = withdrawing.observe_and_withdraw(attempt, checked_ids)
+            withdrawing.observe_and_withdraw(attempt)
             checked_at_s = now_s
         if why != published and now_s - published_at_s >= _PUBLISH_AGAIN_S:
             published, published_at_s = why, now_s

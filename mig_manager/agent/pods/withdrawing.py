@@ -16,57 +16,47 @@ from mig_manager.core.node import device_ids, node_object
 _log = structlog.get_logger()
 
 
-def observe_and_withdraw(
-    context: node_context.NodeContext, checked_ids: frozenset[str] | None
-) -> frozenset[str] | None:
+def observe_and_withdraw(context: node_context.NodeContext) -> None:
     """Observe the GPUs and ``withdraw``, unless the owner has disabled the drift check.
 
     For an untainted node whose run waits: a plugin would not return to a tainted one.
     """
     if not context.limits.drift_check_interval_s:
-        return checked_ids
+        return
     try:
         gpus = context.observe()
         view = context.deps.node.latest(is_at_rest=True)
     except (errors.HardwareError, errors.LockedError, errors.ClusterError) as error:
         # Neither a published outcome nor a wait for a slot depends on the devices.
         _log.info("devices_not_checked", reason=error.reason.value, error=error.message)
-        return checked_ids
-    return withdraw(context, gpus, view, checked_ids)
+        return
+    withdraw(context, gpus, view)
 
 
 def withdraw(
-    context: node_context.NodeContext,
-    gpus: model.ObservedGpus,
-    view: node_object.NodeView,
-    checked_ids: frozenset[str] | None,
-) -> frozenset[str] | None:
+    context: node_context.NodeContext, gpus: model.ObservedGpus, view: node_object.NodeView
+) -> None:
     """Restart the advertisers of devices that no GPU has, once; remove phantom devices.
 
     An advertiser that only lacks devices is not restarted: its owner may have left some out.
     Nothing is done while a GPU is unreachable, or while another program manages MIG.
 
     Args:
-        context: The node's ports and limits.
+        context: The node's ports, and the memory, which has the checked devices.
         gpus: The GPUs; empty if they could not be observed.
         view: The Node as last reported.
-        checked_ids: What the last call returned. While the GPUs have these devices, no advertiser
-            is restarted again.
-
-    Returns:
-        The devices of the GPUs, if every advertised device was compared with them; else None.
     """
     ids = device_ids.of_gpus(gpus) if gpus else None
     if ids is None:
-        return checked_ids
+        return
+    is_checked = False
     try:
         # Before a restart: kubelet calls the devices of a stopped plugin unhealthy.
         device_plugin.remove_reported_phantoms(context, gpus, view)
-        is_checked = ids == checked_ids or _restart(context.deps, gpus)
+        is_checked = ids == context.memory.checked_ids or _restart(context.deps, gpus)
     except errors.ClusterError as error:
         _log.info("devices_not_checked", reason=error.reason.value, error=error.message)
-        return None
-    return ids if is_checked else None
+    context.memory.set_checked(ids if is_checked else None)
 
 
 def _restart(deps: ports.Dependencies, gpus: model.ObservedGpus) -> bool:

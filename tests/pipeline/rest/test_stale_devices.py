@@ -363,6 +363,24 @@ def test_a_node_that_waits_for_a_slot_offers_no_device_that_is_gone() -> None:
     assert rig.node.events.count("DestroyedDevices") == 1
 
 
+def test_a_plugin_that_keeps_a_device_is_restarted_once_for_a_request() -> None:
+    rig = nodes.busy_node()
+    rig.disruptions.refusals["affected"] = "budget"
+    denials = [slots.Denial(limit=1, changing=("b",))] * 200
+    rig.slots = parts.Slots(are_limited=True, denials=denials)
+    served, (first, second) = rig.kubelet.schedulable, rig.gpus
+    rig.gpus = (first, dataclasses.replace(second, gpu_instances=second.gpu_instances[:-1]))
+    rig.clock.on_wait.append(lambda: setattr(rig.kubelet, "schedulable", served))
+    agent = agents.new_agent(rig)
+
+    # The first attempt waits for a slot, and both fail after it.
+    for attempt in (1, 2):
+        outcome = agents.run(rig, "one-slice-changed", by=agent, attempt=attempt)
+        assert outcome.reason is Reason.DRAIN_TIMEOUT
+
+    assert rig.node.events.count("DestroyedDevices") == 1
+
+
 def test_an_unreadable_node_loses_no_outcome_and_ends_no_wait_for_a_slot() -> None:
     rig = nodes.busy_node()
     rig.disruptions.refusals["affected"] = "budget"
