@@ -16,7 +16,13 @@ from tests.rigs.node import agents, fakes, node_rig, port_calls
 @contextlib.contextmanager
 def on_calls(rig: node_rig.NodeRig, act: Callable[[], object]) -> Iterator[None]:
     """Act in each call of the rig's ports, in the context only."""
-    before, rig.on_call = rig.on_call, act
+    before = rig.on_call
+
+    def strike() -> None:
+        before()
+        act()
+
+    rig.on_call = strike
     try:
         yield
     finally:
@@ -59,13 +65,12 @@ def note(
 
 def act_once(rig: node_rig.NodeRig, is_due: Callable[[], bool], act: Callable[[], object]) -> None:
     """Act in the first call of the rig's ports at which a condition holds, and in no other."""
-    before = rig.on_call
+    before, pending = rig.on_call, [act]
 
     def strike() -> None:
         before()
-        if is_due():
-            rig.on_call = before
-            act()
+        if pending and is_due():
+            pending.pop()()
 
     rig.on_call = strike
 
