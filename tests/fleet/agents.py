@@ -57,13 +57,14 @@ def in_memory(name: str, folder: pathlib.Path, **options: str) -> dict[str, Any]
         options: Of the agent's command line.
     """
     rig = node_rig.NodeRig(gpus=gpu_values.gpus_of("A100-SXM4-40GB"))
+    gpus = fake_host.FakeGpus(rig)
     named = {"node_name": name, "simulate_state": str(folder / f"{name}.json")}
     return {
         "settings": agent_settings.AgentSettings.read(named | options, {}),
-        "gpus": fake_host.FakeGpus(rig),
+        "gpus": gpus,
         "allocations": fake_cluster.FakeAllocations(rig),
         "configs": fakes.FakeConfig(agents.CONFIG),
-        "processes": lambda: dict.fromkeys((gpu.uuid for gpu in rig.gpus), ()),
+        "processes": gpus.processes,
         "overrides": main.Overrides(watch_times=_WATCH_TIMES, watches_files=False),
     }
 

@@ -4,7 +4,6 @@ import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
-from mig_manager.core import gpu_processes
 from mig_manager.core.node import well_known
 from mig_manager.reasons import Reason
 from tests.pipeline import agent_loop
@@ -27,7 +26,6 @@ class Story:
         self.rig = rig
         self._loses_record = death is not None and death.loses_record
         self.source = fakes.FakeConfig(agents.CONFIG)
-        self.usage: dict[str, tuple[gpu_processes.GpuProcess, ...]] = {}
         self.reasons: list[Reason] = []
         self.deaths = 0
         self.on_death: Callable[[], object] = list
@@ -59,7 +57,6 @@ class Story:
             self.rig,
             configs=self.source,
             limits={"has_custom_layouts": True},
-            processes=lambda: self.usage,
         )
 
         def go_on(pause: inboxes.Pause) -> None:

@@ -112,8 +112,8 @@ def add_monitor(rig: node_rig.NodeRig) -> str:
 @pytest.mark.parametrize("owner", ["pod uid-of-another", "unit train.service"])
 def test_on_demand_a_process_ends_the_run_before_the_node_is_tainted(owner: str) -> None:
     rig = idle_node()
-    agent = agents.new_agent(rig, limits=ON, processes=lambda: used_by(rig, owner))
-    request_to_refusal(rig, f"is in use by python (pid 7, GPU instance 2, {owner})", by=agent)
+    rig.driver.processes = used_by(rig, owner)
+    request_to_refusal(rig, f"is in use by python (pid 7, GPU instance 2, {owner})")
 
 
 def test_on_demand_processes_of_gpu_clients_do_not_count() -> None:

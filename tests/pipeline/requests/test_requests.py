@@ -173,7 +173,7 @@ def process_on_a_gpu(death: Death | None) -> Story:
     """A process on the GPU itself would keep the first new instance out."""
     story = Story(nodes.busy_node(), death)
     story.source.text = gpu_processes.WHOLE
-    story.usage = {story.rig.gpus[0].uuid: (gpu_processes.process(),)}
+    story.rig.driver.processes = {story.rig.gpus[0].uuid: (gpu_processes.process(),)}
     before = story.rig.gpus
     story.run_agent(story.label("whole"))
     assert_no_pod_was_evicted(story, "affected", Reason.IN_USE)
@@ -185,8 +185,8 @@ def lost_mig_mode(death: Death | None) -> Story:
     """MIG mode of one GPU went off behind its pods, and a service uses that GPU."""
     story = Story(gpu_processes.outdated_node(), death)
     service = gpu_processes.process("unit train.service")
-    first = story.rig.gpus[0].uuid
-    story.usage = {first: (*gpu_processes.of_pods(story.rig, 0), service)}
+    users = (*gpu_processes.of_pods(story.rig, 0), service)
+    story.rig.driver.processes = {story.rig.gpus[0].uuid: users}
     story.run_agent(story.label("all-balanced"))
     assert_no_pod_was_evicted(story, "gpu1-0", Reason.IN_USE)
     return story
