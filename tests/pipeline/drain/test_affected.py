@@ -172,16 +172,6 @@ def test_a_plugin_that_missed_a_gpu_restarts_once_the_gpu_is_back() -> None:
     assert rig.kubelet.schedulable == {"nvidia.com/gpu": served | {rig.gpus[1].uuid}}
 
 
-def test_whole_node_drain_includes_gpus_with_another_resource_name() -> None:
-    rig = nodes.node_with_whole_node_drain()
-    devices = frozenset({nodes.device(rig, 1, "1g.5gb")})
-    rig.pods.add("renamed", devices=devices, gpu_resources={})
-
-    ends.run_to(rig, "one-slice-changed", Reason.APPLIED)
-
-    assert "renamed" not in rig.pods.names
-
-
 MODE_OF_ANOTHER = """
 version: v1
 mig-configs:
@@ -215,7 +205,7 @@ mig-configs:
 
 @pytest.mark.parametrize(
     ("hooks", "mode_change"),
-    [("", ""), (nodes.HOOKS, "  - {devices: [1], mig-enabled: false}\n")],
+    [("", ""), (nodes.HOOKS, SECOND_OFF)],
     ids=["one stage", "mode first"],
 )
 @pytest.mark.parametrize(

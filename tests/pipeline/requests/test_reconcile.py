@@ -370,10 +370,13 @@ def test_policy_node_evicts_every_gpu_pod() -> None:
     rig.pods.add("cpu")
     rig.pods.add("nic", gpu_resources={"nvidia.com/hostdev": 1})
     rig.kubelet.claims.add(rig.pods.add("claimant"))
+    devices = frozenset({nodes.device(rig, 1, "1g.5gb")})
+    rig.pods.add("with another resource name", devices=devices, gpu_resources={})
 
     ends.run_to(rig, "one-slice-changed", Reason.APPLIED)
 
-    assert {"affected", "spared", "claimant"}.isdisjoint(rig.pods.names)
+    evicted = {"affected", "spared", "claimant", "with another resource name"}
+    assert evicted.isdisjoint(rig.pods.names)
     assert {"cpu", "nic"} <= rig.pods.names
 
 
