@@ -51,8 +51,9 @@ def node_with_another_layout(node: ShellNode) -> ShellNode:
     return source
 
 
-def pod_with(device: str) -> Any:
-    return kubelet_rig.pod("train", kubelet_rig.devices("nvidia.com/mig-2g.10gb", device))
+def pod_with(device: str, *others: Any) -> Any:
+    devices = kubelet_rig.devices("nvidia.com/mig-2g.10gb", device)
+    return kubelet_rig.pod("train", devices, *others)
 
 
 TWO_OR_ONE = """
@@ -122,12 +123,7 @@ def test_a_plan_warns_that_apply_would_refuse(
     node: ShellNode, kubelet: kubelet_rig.GrpcKubelet
 ) -> None:
     (device,), kept = node.devices_of("2g.10gb"), node.devices_of("3g.20gb")
-    kept_devices = kubelet_rig.devices("nvidia.com/mig-3g.20gb", *kept)
-    kubelet.pods = [
-        kubelet_rig.pod(
-            "train", kubelet_rig.devices("nvidia.com/mig-2g.10gb", device), kept_devices
-        )
-    ]
+    kubelet.pods = [pod_with(device, kubelet_rig.devices("nvidia.com/mig-3g.20gb", *kept))]
     kubelet.start()
     at = ("requested", "--pod-resources-socket", str(kubelet.path))
 
