@@ -178,7 +178,7 @@ def test_rollback_that_did_not_begin_forgets_missing_instances(node: LocalNode) 
     with pytest.raises(errors.HardwareError, match="the former instances are restored"):
         undisturbed.change_to("small")
     _, rollback = (n for n, call in enumerate(undisturbed.log) if call == "gpus.execute")
-    node.fail_once_at = {rollback - 1: unread}
+    node.fail_once(rollback - 1, unread)
     with pytest.raises(errors.HardwareError, match="the rollback failed as well: no answer"):
         node.change_to("small")
     place = with_foreign(node, start=3)

@@ -22,9 +22,8 @@ class Change(NamedTuple):
     make: Callable[[], node_rig.NodeRig]
     layout: str
     was: str | None = None  # the layout that is applied before
-    custom: custom_layouts.CustomRequest | None = (
-        None  # where it is this, the GPUs end with "one-slice-changed"
-    )
+    custom: custom_layouts.CustomRequest | None = None
+    """Where it is this, the GPUs end with ``one-slice-changed``."""
     is_refused: bool = False
     """Whether the driver or a pod prevents it, so that the GPUs end as they were."""
     evicted: frozenset[str] = frozenset()  # the pods that it evicts
