@@ -95,7 +95,10 @@ class Usage:
     def _pods_with_allocations(
         self,
     ) -> Iterator[tuple[pod_object.Pod, pod_object.PodDevices | None]]:
-        """Yield the unfinished pods but the GPU clients that a change pauses, and kubelet's."""
+        """Yield each unfinished pod with kubelet's allocation to it, also pods of kubelet alone.
+
+        GPU clients do not count: a change pauses them.
+        """
         allocations = self._allocations()
         entries = collections.Counter(one.key for one in self.assigned or () if one.device_ids)
         listed = {pod.key for pod in self.pods if pod.is_admitted and entries[pod.key] <= 1}
@@ -162,8 +165,7 @@ class Usage:
         whole = {each.gpu_uuid for each in plan.gpus if each.takes_whole_gpu}
         use = collections.Counter[str]()
         for pod, allocated in self._pods_with_allocations():
-            ids = allocated.device_ids if allocated else frozenset[str]()
-            ids = (ids | (pod.claimed_ids or frozenset())) & changed.keys()
+            ids = _known_devices(pod, allocated) & changed.keys()
             if whole.isdisjoint(changed[one] for one in ids):
                 use.update(dict.fromkeys(ids, _weight(pod, now_s, within_s) // max(1, len(ids))))
         return use
@@ -171,18 +173,17 @@ class Usage:
     @property
     def has_unknown_ids(self) -> bool:
         """Whether a pod has a device that no GPU has: only processes show the use of it."""
-        by_kubelet = (one.device_ids for one in self._allocations().values())
-        by_claim = (pod.claimed_ids or () for pod in self.pods if not pod.is_finished)
-        return any(map(self._is_unknown, frozenset().union(*by_kubelet, *by_claim)))
+        return any(
+            any(map(self._is_unknown, _known_devices(pod, allocated)))
+            for pod, allocated in self._pods_with_allocations()
+        )
 
     def why_uncertain(self, pod: pod_object.Pod) -> str:
         """Return why an affected pod may use none of the devices; empty if it does use one."""
         allocated = _of(pod, self._allocations())
         if self._may_claim_gpu(pod, allocated):
             return "its ResourceClaim may stand for any GPU"
-        ids = pod.claimed_ids or frozenset()
-        ids |= allocated.device_ids if allocated else frozenset()
-        if any(map(self._is_unknown, ids)):
+        if any(map(self._is_unknown, _known_devices(pod, allocated))):
             return "no GPU has its device, so it may use any"
         if pod.claimed_ids and not _plugin_resources(pod):
             return ""
@@ -350,6 +351,12 @@ def _of(
 ) -> pod_object.PodDevices | None:
     """Return a pod's allocation; one with the name of a new pod is its predecessor's."""
     return allocations.get(pod.key) if pod.is_admitted else None
+
+
+def _known_devices(pod: pod_object.Pod, allocated: pod_object.PodDevices | None) -> frozenset[str]:
+    """Return the ids of the devices that a pod is known to have, by kubelet or by a claim."""
+    claimed = pod.claimed_ids or frozenset[str]()
+    return claimed | allocated.device_ids if allocated else claimed
 
 
 def _plugin_resources(pod: pod_object.Pod) -> frozenset[str]:
