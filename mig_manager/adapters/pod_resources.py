@@ -194,7 +194,8 @@ def worker_command(socket_path: str, *, linger_s: float = _LINGER_S) -> tuple[st
 class WorkerPodResources:
     """Implements ``ports.DeviceAllocations``; for one thread at a time.
 
-    ``start_ahead`` starts the worker, which imports what it needs and waits.
+    ``start_ahead`` starts the worker, which imports what it needs and waits. It ends by itself, a
+    while after the last request.
     """
 
     def __init__(self, socket_path: str, *, command: Sequence[str] | None = None) -> None:
@@ -218,12 +219,6 @@ class WorkerPodResources:
             with contextlib.suppress(errors.ClusterError, OSError, RuntimeError):
                 self._socket.check()
                 self._worker = _Worker(self._command)
-
-    def close(self) -> None:
-        """End the worker, if it runs; else it ends a while after the last request."""
-        worker, self._worker = self._worker, None
-        if worker is not None:
-            worker.end()
 
     def _request(self, method: str) -> Any:
         # Checked here: if we may not see the node's socket, a worker is useless.

@@ -1,6 +1,7 @@
 """The process that asks kubelet for the agent, over a real gRPC server on a unix socket."""
 
 import os
+import signal
 import sys
 from collections.abc import Iterator
 
@@ -17,9 +18,10 @@ from tests.rigs.host.processes import children, descriptors
 @pytest.fixture
 def client(kubelet: GrpcKubelet) -> Iterator[pod_resources.WorkerPodResources]:
     kubelet.start()
-    made = pod_resources.WorkerPodResources(str(kubelet.path))
-    yield made
-    made.close()
+    before = children()
+    yield pod_resources.WorkerPodResources(str(kubelet.path))
+    for worker in children() - before:
+        os.kill(worker, signal.SIGKILL)
 
 
 def a_client(kubelet: GrpcKubelet, *command: str) -> pod_resources.WorkerPodResources:
@@ -28,7 +30,7 @@ def a_client(kubelet: GrpcKubelet, *command: str) -> pod_resources.WorkerPodReso
     )
 
 
-def test_requests_share_a_process_started_ahead_until_closed(
+def test_requests_share_a_process_started_ahead(
     client: pod_resources.WorkerPodResources,
 ) -> None:
     before = children()
@@ -38,9 +40,6 @@ def test_requests_share_a_process_started_ahead_until_closed(
     client.allocatable()
     client.assigned_devices()
     assert children() - before == {first}
-    client.close()
-    assert children() <= before
-    client.close()
 
 
 def test_an_idle_worker_ends_with_its_process_and_descriptors(kubelet: GrpcKubelet) -> None:
@@ -53,10 +52,9 @@ def test_an_idle_worker_ends_with_its_process_and_descriptors(kubelet: GrpcKubel
         lambda: children() <= before and descriptors() <= files, "the end of the client's process"
     )
     assert client.allocatable() == {}
-    client.close()
 
 
-def test_closing_does_not_signal_a_reaped_process(
+def test_a_request_does_not_signal_a_reaped_process(
     kubelet: GrpcKubelet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def killpg(group: int, number: int) -> None:
@@ -65,13 +63,14 @@ def test_closing_does_not_signal_a_reaped_process(
 
     kill, signalled = os.killpg, list[int]()
     kubelet.start()
-    client, before, files = a_client(kubelet), children(), descriptors()
+    command = pod_resources.worker_command(str(kubelet.path), linger_s=0.1)
+    client, before, files = a_client(kubelet, *command), children(), descriptors()
     client.start_ahead()
     waiting.until(
         lambda: children() <= before and descriptors() <= files, "the end of the client's process"
     )
     monkeypatch.setattr(os, "killpg", killpg)
-    client.close()
+    assert client.allocatable() == {}
     assert signalled == []
 
 
@@ -81,7 +80,7 @@ def test_a_process_that_was_killed_is_replaced(
     before = children()
     client.allocatable()
     (first,) = children() - before
-    os.kill(first, 9)
+    os.kill(first, signal.SIGKILL)
     kubelet.devices = [devices(GPU, "MIG-a")]
     assert client.allocatable() == {GPU: frozenset({"MIG-a"})}
 
