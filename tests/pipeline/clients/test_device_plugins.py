@@ -8,6 +8,7 @@ import pytest
 from mig_manager.core import model
 from mig_manager.core.node import discovery_labels, pod_object, well_known
 from mig_manager.reasons import Reason
+from tests.rigs import layout_table
 from tests.rigs.node import agents, ends, fakes, node_rig, nodes, strikes
 
 
@@ -285,3 +286,36 @@ def test_the_strategy_mixed_serves_layouts_that_single_refuses() -> None:
     rig.node.labels[discovery_labels.STRATEGY] = "mixed"
 
     ends.run_to(rig, "all-balanced", Reason.APPLIED)
+
+
+def test_a_plugin_that_missed_a_gpu_restarts_beside_a_former_capacity() -> None:
+    text = layout_table.render({"whole": [layout_table.rule_line("all", {"7g.40gb": 1})]})
+    rig = nodes.node()
+    agents.run(rig, "whole", layouts=text)
+    # It began while GPU 1 did not answer. Kubelet keeps the GPUs of the plugin before it.
+    rig.kubelet.schedulable = {
+        "nvidia.com/mig-7g.40gb": frozenset(rig.gpus[0].mig_uuids),
+        "nvidia.com/gpu": frozenset(),
+    }
+    rig.plugin.unhealthy = {"nvidia.com/gpu": frozenset(gpu.uuid for gpu in rig.gpus)}
+
+    ends.run_to(rig, "whole", Reason.ALREADY_APPLIED, layouts=text)
+
+    devices = frozenset(uuid for gpu in rig.gpus for uuid in gpu.mig_uuids)
+    assert rig.kubelet.schedulable == {"nvidia.com/gpu": devices}
+
+
+def test_a_plugin_that_missed_a_gpu_restarts_once_the_gpu_is_back() -> None:
+    text = layout_table.render({"first": [layout_table.rule_line("[0]", {"7g.40gb": 1})]})
+    rig, agent = (rig := nodes.node()), agents.new_agent(rig, layouts=text)
+    rig.driver.lost.add(rig.gpus[1].uuid)
+    agents.run(rig, "first", by=agent)
+    rig.driver.lost.clear()
+    served = frozenset(rig.gpus[0].mig_uuids)
+    # The only device of this resource was registered by the plugin before the change.
+    rig.kubelet.schedulable = {"nvidia.com/mig-7g.40gb": served, "nvidia.com/gpu": frozenset()}
+    rig.plugin.unhealthy = {"nvidia.com/gpu": frozenset({rig.gpus[1].uuid})}
+
+    ends.run_to(rig, "first", Reason.ALREADY_APPLIED, by=agent, is_heal=True)
+
+    assert rig.kubelet.schedulable == {"nvidia.com/gpu": served | {rig.gpus[1].uuid}}

@@ -4,14 +4,12 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 
 from mig_manager.core import steps
 from mig_manager.core.node import well_known
 from mig_manager.reasons import Reason
-from tests.rigs import layout_table
 from tests.rigs.node import agents, ends, node_rig, nodes, strikes
 
 SIX = """
@@ -137,39 +135,6 @@ def test_an_unhealthy_device_elsewhere_ends_no_run_and_restarts_no_plugin() -> N
     ends.run_to(rig, "all-1g.5gb", Reason.ALREADY_APPLIED)
     assert rig.log.count("workloads.delete") == 0
     ends.run_to(rig, "six", Reason.APPLIED, layouts=SIX)
-
-
-def test_a_plugin_that_missed_a_gpu_restarts_beside_a_former_capacity() -> None:
-    text = layout_table.render({"whole": [layout_table.rule_line("all", {"7g.40gb": 1})]})
-    rig = nodes.node()
-    agents.run(rig, "whole", layouts=text)
-    # It began while GPU 1 did not answer. Kubelet keeps the GPUs of the plugin before it.
-    rig.kubelet.schedulable = {
-        "nvidia.com/mig-7g.40gb": frozenset(rig.gpus[0].mig_uuids),
-        "nvidia.com/gpu": frozenset(),
-    }
-    rig.plugin.unhealthy = {"nvidia.com/gpu": frozenset(gpu.uuid for gpu in rig.gpus)}
-
-    ends.run_to(rig, "whole", Reason.ALREADY_APPLIED, layouts=text)
-
-    devices = frozenset(uuid for gpu in rig.gpus for uuid in gpu.mig_uuids)
-    assert rig.kubelet.schedulable == {"nvidia.com/gpu": devices}
-
-
-def test_a_plugin_that_missed_a_gpu_restarts_once_the_gpu_is_back() -> None:
-    text = layout_table.render({"first": [layout_table.rule_line("[0]", {"7g.40gb": 1})]})
-    rig, agent = (rig := nodes.node()), agents.new_agent(rig, layouts=text)
-    rig.driver.lost.add(rig.gpus[1].uuid)
-    agents.run(rig, "first", by=agent)
-    rig.driver.lost.clear()
-    served = frozenset(rig.gpus[0].mig_uuids)
-    # The only device of this resource was registered by the plugin before the change.
-    rig.kubelet.schedulable = {"nvidia.com/mig-7g.40gb": served, "nvidia.com/gpu": frozenset()}
-    rig.plugin.unhealthy = {"nvidia.com/gpu": frozenset({rig.gpus[1].uuid})}
-
-    ends.run_to(rig, "first", Reason.ALREADY_APPLIED, by=agent, is_heal=True)
-
-    assert rig.kubelet.schedulable == {"nvidia.com/gpu": served | {rig.gpus[1].uuid}}
 
 
 MODE_OF_ANOTHER = """
@@ -465,145 +430,3 @@ def test_a_newer_request_ends_a_drain_between_two_evictions(call: str) -> None:
     ends.assert_restored(rig)
 
     assert rig.log.count(call) == 1
-
-
-def starting_pod(
-    rig: node_rig.NodeRig, *, gpu: int = 1, profile: str = "1g.5gb", listed_after_s: float = 1.5
-) -> str:
-    """Bind a pod whose devices kubelet does not list yet."""
-    devices = frozenset({nodes.device(rig, gpu, profile)})
-    uid = rig.pods.add("starting", devices=devices, phase="Pending", is_ready=False)
-    rig.kubelet.pod_listed_from_s[uid] = rig.clock.now_s + listed_after_s
-    return uid
-
-
-@pytest.mark.parametrize(
-    ("is_due", "ends_from_s", "ends_within_s"),
-    [
-        pytest.param(lambda _rig: True, 0.0, 10, id="before"),
-        pytest.param(lambda rig: rig.node.has_reconfiguring_taint, 0.0, 10, id="after the taint"),
-        pytest.param(lambda rig: rig.clock.now_s >= 6, 12.0, 20, id="late in the drain"),
-    ],
-)
-@pytest.mark.parametrize(
-    ("pod", "stays"),
-    [
-        pytest.param({"gpu": 1, "profile": "1g.5gb"}, True, id="device stays"),
-        pytest.param({"gpu": 0, "profile": "2g.10gb"}, False, id="device goes"),
-        pytest.param({"listed_after_s": math.inf}, False, id="never listed"),
-    ],
-)
-def test_a_starting_pod_is_evicted_only_once_kubelet_had_time_to_list_it(
-    pod: dict[str, Any],
-    *,
-    stays: bool,
-    is_due: Callable[[node_rig.NodeRig], bool],
-    ends_from_s: float,
-    ends_within_s: float,
-) -> None:
-    rig = nodes.node(layout="all-balanced")
-    affected = rig.pods.add("affected", devices=frozenset({nodes.device(rig, 0, "2g.10gb")}))
-    rig.kubelet.pod_ends_from_s[affected] = ends_from_s
-    uids: list[str] = []
-
-    strikes.act_once(rig, lambda: is_due(rig), lambda: uids.append(starting_pod(rig, **pod)))
-    ends.run_to(rig, "one-slice-changed", Reason.APPLIED)
-
-    assert (uids[0] in rig.pods) is stays
-    assert rig.log.count("workloads.evict") == 1 + (not stays)
-    assert rig.clock.now_s < ends_within_s
-
-
-@pytest.mark.parametrize("is_bound_late", [False, True], ids=["before", "after the taint"])
-@pytest.mark.parametrize(
-    ("is_admitted", "listed_after_s", "stays"),
-    [(False, 10.0, True), (False, 12.0, True), (True, 10.0, False)],
-)
-def test_a_pod_that_kubelet_has_not_admitted_is_given_longer(
-    *, is_admitted: bool, listed_after_s: float, stays: bool, is_bound_late: bool
-) -> None:
-    """While its watch is broken, kubelet sees no new pod."""
-    rig = nodes.busy_node()
-    uids: list[str] = []
-
-    def bind_and_admit() -> None:
-        if not uids and (rig.node.has_reconfiguring_taint or not is_bound_late):
-            uids.append(starting_pod(rig, listed_after_s=listed_after_s))
-            rig.pods.change(uids[0], is_admitted=is_admitted)
-        elif uids and uids[0] in rig.pods and rig.clock.now_s > 10.5:
-            rig.pods.change(uids[0], is_admitted=True)
-
-    rig.on_call = bind_and_admit
-    ends.run_to(rig, "one-slice-changed", Reason.APPLIED)
-
-    assert (uids[0] in rig.pods) is stays
-    assert rig.log.count("workloads.evict") == 1 + (not stays)
-
-
-def test_a_pod_that_is_never_admitted_does_not_use_up_a_short_drain() -> None:
-    rig = nodes.busy_node()
-    uid = starting_pod(rig, listed_after_s=math.inf)
-    rig.pods.change(uid, is_admitted=False)
-
-    by = agents.new_agent(rig, limits={"drain_timeout_s": 8.0})
-    ends.run_to(rig, "one-slice-changed", Reason.APPLIED, by=by)
-
-    assert rig.log.count("workloads.evict") == 2
-
-
-def test_plugin_is_paused_once_kubelet_has_admitted_the_bound_pods() -> None:
-    """Without the plugin, kubelet refuses them for good: UnexpectedAdmissionError."""
-    rig = nodes.busy_node()
-    uids: list[str] = []
-
-    def bind_and_admit() -> None:
-        if rig.node.has_reconfiguring_taint and not uids:
-            resource = {"nvidia.com/mig-1g.5gb": 1}
-            uids.append(
-                rig.pods.add("bound", phase="Pending", gpu_resources=resource, is_admitted=False)
-            )
-        elif uids and not rig.pods[uids[0]].is_admitted and rig.clock.now_s > 4:
-            is_refused = rig.node.labels[well_known.PLUGIN_DEPLOY_LABEL] == well_known.PAUSED_VALUE
-            phase = "Failed" if is_refused else "Running"
-            rig.pods.change(uids[0], is_admitted=True, phase=phase)
-
-    rig.on_call = bind_and_admit
-    ends.run_to(rig, "one-slice-changed", Reason.APPLIED)
-
-    assert rig.pods[uids[0]].phase == "Running"
-
-
-@pytest.mark.parametrize(
-    ("resource", "stays"),
-    [
-        ("nvidia.com/mig-1g.5gb", True),
-        ("nvidia.com/mig-1g.5gb.shared", True),
-        ("nvidia.com/mig-2g.10gb", False),
-        ("nvidia.com/gpu", False),
-    ],
-)
-def test_a_starting_pod_of_a_profile_that_stays_is_not_evicted(
-    resource: str, *, stays: bool
-) -> None:
-    rig = nodes.busy_node()
-    uid = rig.pods.add("starting", phase="Pending", gpu_resources={resource: 1})
-
-    ends.run_to(rig, "one-slice-changed", Reason.APPLIED)
-
-    assert (uid in rig.pods) is stays
-    assert (rig.clock.now_s < 2) is stays
-
-
-def test_a_pod_whose_devices_a_silent_kubelet_hides_is_not_evicted() -> None:
-    rig = nodes.node(layout="all-balanced")
-    rig.pods.add("affected", devices=frozenset({nodes.device(rig, 0, "2g.10gb")}))
-
-    def bind() -> None:
-        rig.kubelet.is_silent = True
-        starting_pod(rig, listed_after_s=0.0)
-
-    strikes.act_once(rig, lambda: rig.node.has_reconfiguring_taint, bind)
-    why = "not evicted before its devices are known, kubelet does not answer"
-    ends.run_to(rig, "one-slice-changed", Reason.DRAIN_TIMEOUT, "default/starting", why)
-
-    assert "workloads.evict" not in rig.log
