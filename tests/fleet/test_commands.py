@@ -1,99 +1,23 @@
-"""The command ``rollout`` in this process: undo, dry runs, what it refuses, an API that fails."""
+"""The command ``rollout`` in this process: undo, what it refuses, an API that fails."""
 
 import dataclasses
 import json
 import pathlib
-from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import pytest
 import yaml
 
 from mig_manager import reasons
-from mig_manager.core.layout import config, layout_list, served
+from mig_manager.core.layout import config, layout_list
 from mig_manager.core.node import well_known
-from mig_manager.core.records import inventory_codec
 from mig_manager.sandbox.apiserver import kinds, store
 from testkit import apiserver
-from tests.fleet import agents, census, fake_agents
-from tests.rigs import api_objects, layout_table, waiting
+from tests.fleet import census, fake_agents
+from tests.fleet.rollout_rig import LAYOUT, RolloutRig
 from tests.rigs.node import agents as node_agents
-from tests.rigs.node import gpu_values
-from tests.rigs.shell import commandline
-from tests.rigs.shell.commandline import Answer
 
-LAYOUT = "all-1g.5gb"
 FORMER = "all-balanced"
-_NO_VARIABLES: Mapping[str, str] = {}
-
-
-@dataclasses.dataclass
-class RolloutRig:
-    """A cluster of some nodes, and a person who asks."""
-
-    server: apiserver.ApiServer
-    kubeconfig: pathlib.Path
-    names: list[str]
-    agents: fake_agents.FakeAgents
-
-    def __call__(
-        self, *argv: str, is_terminal: bool = False, variables: Mapping[str, str] = _NO_VARIABLES
-    ) -> Answer:
-        options = ["rollout", *argv, "--kubeconfig", str(self.kubeconfig)]
-        stdout = commandline.Terminal() if is_terminal else None
-        return commandline.run(options, {"TERM": "xterm", **variables}, stdout=stdout)
-
-    def roll(self, *argv: str) -> Answer:
-        return self(*argv, "-l", "gpu=yes", "--max-unavailable", "2", "-o", "json")
-
-    def metadata(self, name: str) -> dict[str, Any]:
-        node_metadata: dict[str, Any] = self.server.get(kinds.NODES, name)["metadata"]
-        return node_metadata
-
-    def label(self, name: str) -> str | None:
-        value: str | None = self.metadata(name)["labels"].get(well_known.CONFIG_LABEL)
-        return value
-
-    def labels(self) -> dict[str, str | None]:
-        return {name: self.label(name) for name in self.names}
-
-    def apply(self, layout: str, names: Sequence[str]) -> None:
-        """Have nodes in a layout, as a person had it before."""
-        agents.label_all(self.server, names, layout)
-        waiting.until(
-            lambda: all(agents.is_applied(self.server, name, layout) for name in names), layout
-        )
-
-    def publish_gpus(self, name: str, product: str, count: int = 1) -> None:
-        gpus = gpu_values.gpus_of(f"{count}x{product}")
-        self.write(name, annotations={well_known.GPUS_ANNOTATION: inventory_codec.to_json(gpus)})
-
-    def write(self, name: str, **metadata: Mapping[str, str] | None) -> None:
-        """Merge labels or annotations into those of a node; None removes them all."""
-        self.server.merge(kinds.NODES, name, {"metadata": metadata})
-
-    def list_layouts(self, name: str) -> None:
-        """Let a node list the layouts that its agent generates for the published GPUs."""
-        gpus = inventory_codec.from_json(
-            self.metadata(name)["annotations"][well_known.GPUS_ANNOTATION]
-        )
-        listed = layout_list.to_json(map(layout_list.Entry.of, served.generate(gpus).values()))
-        self.write(name, annotations={well_known.LAYOUTS_ANNOTATION: listed})
-
-    def serve_config(
-        self, place: str = "mig-manager/mig-manager-config", text: str = node_agents.CONFIG
-    ) -> None:
-        self.server.store.create(api_objects.a_config_map(text, place))
-
-
-@pytest.fixture
-def rig(tmp_path: pathlib.Path) -> Iterator[RolloutRig]:
-    with apiserver.serve() as server:
-        names = agents.populate(server, 5, gpu="yes")
-        server.store.create(api_objects.a_node("other"))
-        played = fake_agents.FakeAgents(server, names, work_s=0.02)
-        with fake_agents.running(played):
-            yield RolloutRig(server, server.kubeconfig(tmp_path / "kubeconfig"), names, played)
 
 
 def test_undo_restores_every_nodes_former_label_or_removes_it(rig: RolloutRig) -> None:
@@ -463,134 +387,3 @@ def test_an_outage_longer_than_its_timeouts_fails_no_node_of_a_rollout(rig: Roll
     assert answer.status == 0, answer.data
     assert broken
     assert rig.server.faults_waiting() == 0
-
-
-# -- dry runs ---------------------------------------------------------------------------------
-
-
-def test_a_dry_run_shows_the_plan_of_each_node_and_changes_nothing(rig: RolloutRig) -> None:
-    rig.serve_config()
-    rig.publish_gpus("node-000", "A100-SXM4-40GB", 2)
-    rig.publish_gpus("node-001", "A30")
-    for name in rig.names[2:]:
-        rig.write(name, annotations=None)
-    gpu = {"nvidia.com/gpu": 1}
-    rig.server.store.create(api_objects.a_pod("train", node="node-000", limits=gpu))
-
-    answer = rig.roll(LAYOUT, "--dry-run")
-
-    assert answer.status == 1
-    nodes = {node["node"]: node for node in answer.data["nodes"]}
-    assert nodes["node-000"]["fit"] == "fits"
-    assert [gpu["needsReset"] for gpu in nodes["node-000"]["plan"]["gpus"]] == [True, True]
-    assert nodes["node-000"]["evictedPods"] == ["default/train"]
-    assert nodes["node-001"]["fit"] == "does-not-fit"
-    assert nodes["node-001"]["reason"] == "UnknownProfile"
-    assert nodes["node-002"]["fit"] == "unknown"
-    assert not any(rig.labels().values())
-    text = rig(LAYOUT, "-l", "gpu=yes", "--dry-run").out
-    total = "0 unchanged, 1 fits, 1 does not fit, 3 unknown. Pods: 1 evicted."
-    assert f"{total} Nothing was changed." in " ".join(text.split())
-
-
-def test_a_dry_run_plans_layouts_of_a_file(rig: RolloutRig, tmp_path: pathlib.Path) -> None:
-    rig.publish_gpus("node-000", "A100-SXM4-40GB", 2)
-    rig.publish_gpus("node-001", "A30")
-    file = tmp_path / "config.yaml"
-    file.write_text(node_agents.CONFIG.replace(LAYOUT, "own"))
-
-    of_own = rig.roll("own", "--dry-run", "-f", str(file))
-
-    assert [node["fit"] for node in of_own.data["nodes"][:2]] == ["fits", "does-not-fit"]
-    assert rig.roll("nothing", "--dry-run", "-f", str(file)).status == 2
-
-
-def test_a_dry_run_of_an_undo_shows_what_each_node_returns_to(rig: RolloutRig) -> None:
-    rig.serve_config()
-    rig.publish_gpus("node-000", "A100-SXM4-40GB", 2)
-    for name, before in (("node-000", "all-balanced"), ("node-001", None), ("node-002", "x")):
-        request = "newer" if name == "node-002" else LAYOUT
-        mark = {well_known.ROLLOUT_ANNOTATION: json.dumps({"layout": LAYOUT, "before": before})}
-        rig.write(name, annotations=mark, labels={well_known.CONFIG_LABEL: request})
-    labels = rig.labels()
-
-    answer = rig.roll("undo", "--dry-run")
-
-    nodes = {node["node"]: node for node in answer.data["nodes"]}
-    assert {name: (node["layout"], node["reason"]) for name, node in nodes.items()} == {
-        "node-000": ("all-balanced", None),
-        "node-001": (None, "LabelRemoved"),
-        "node-002": ("newer", "Superseded"),
-    }
-    assert nodes["node-000"]["plan"]["instances"]["created"] == 8
-    text = rig("undo", "-l", "gpu=yes", "--dry-run").out
-    assert "node-000  all-balanced  fits" in text
-    assert rig.labels() == labels
-
-
-def test_a_misspelt_layout_is_answered_with_the_available_layouts(
-    rig: RolloutRig, tmp_path: pathlib.Path
-) -> None:
-    file = tmp_path / "config.yaml"
-    larger = "  all-1g.45gb: [{devices: all, mig-enabled: true, mig-devices: {1g.45gb: 4}}]\n"
-    file.write_text(f"{node_agents.CONFIG.rstrip()}\n{larger}")
-    rig.publish_gpus("node-000", "A100-SXM4-40GB")
-
-    answer = rig("all-1g.5bg", "-l", "gpu=yes", "--dry-run", "-f", str(file))
-
-    assert answer.status == 2
-    assert "did you mean 'all-1g.5gb'?" in answer.err
-
-
-def test_a_dry_run_of_a_layout_that_a_node_lists_needs_no_config_map(rig: RolloutRig) -> None:
-    rig.publish_gpus("node-000", "A100-SXM4-40GB")
-    rig.list_layouts("node-000")
-
-    answer = rig.roll(LAYOUT, "--dry-run")
-
-    fits = [node["fit"] for node in answer.data["nodes"]]
-    assert fits == ["fits", *["unknown"] * 4]
-    of_own = rig.roll("own", "--dry-run").data["nodes"]
-    assert [node["fit"] for node in of_own] == ["does-not-fit", *["unknown"] * 4]
-
-
-def test_dry_run_of_a_custom_layout_reads_the_nodes_and_evicts_no_pod(
-    rig: RolloutRig,
-) -> None:
-    rig.serve_config(text=node_agents.CONFIG.replace(LAYOUT, well_known.CUSTOM_LAYOUT))
-    gpu = {"nvidia.com/gpu": 1}
-    for name, labels in (
-        ("node-000", {}),
-        ("node-001", {well_known.PARTITIONING_LABEL: "on-demand"}),
-    ):
-        rig.publish_gpus(name, "A100-SXM4-40GB")
-        listed = {
-            well_known.LAYOUTS_ANNOTATION: layout_list.to_json((), takes_custom=True),
-            well_known.LAYOUT_ANNOTATION: layout_table.document([LAYOUT]),
-        }
-        rig.write(name, annotations=listed, labels=labels)
-        rig.server.store.create(api_objects.a_pod(f"on-{name}", node=name, limits=gpu))
-
-    evicting, on_demand = rig.roll("custom", "--dry-run").data["nodes"][:2]
-
-    assert (evicting["evictedPods"], evicting["notes"]) == (["default/on-node-000"], [])
-    assert (on_demand["fit"], on_demand["evictedPods"]) == ("fits", [])
-    assert "evicts no pod" in on_demand["notes"][0]
-    text = rig("custom", "-l", "gpu=yes", "--dry-run").out
-    assert "Layout custom of the node's annotation" in " ".join(text.split())
-
-
-def test_a_dry_run_works_with_what_a_real_agent_publishes(rig: RolloutRig) -> None:
-    rig.serve_config()
-    with agents.hosts(rig.server, ["other"]):
-        waiting.until(
-            lambda: well_known.GPUS_ANNOTATION in rig.metadata("other").get("annotations", {}),
-            "the GPUs of a node without a label",
-        )
-        answer = rig(LAYOUT, "-l", "!gpu", "--dry-run", "-o", "json")
-
-        assert (answer.status, answer.data["nodes"][0]["fit"]) == (0, "fits")
-        agents.label_all(rig.server, ["other"], LAYOUT)
-        waiting.until(lambda: agents.is_applied(rig.server, "other", LAYOUT), LAYOUT)
-        again = rig(LAYOUT, "-l", "!gpu", "--dry-run", "-o", "json").data["nodes"][0]
-    assert (again["fit"], again["plan"]["instances"]["kept"]) == ("unchanged", 7)
