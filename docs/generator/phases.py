@@ -53,13 +53,13 @@ class _Recorder:
     def __init__(self, rig: node_rig.NodeRig, story: Story) -> None:
         self._rig = rig
         self._story = story
-        self._last_text = rig.node.annotations.get(well_known.STATUS_ANNOTATION)
+        self._last_text = rig.node_object.annotations.get(well_known.STATUS_ANNOTATION)
         self._phase = model.Phase.RESOLVE
         rig.on_call = self.record
 
     def record(self) -> None:
         """Record what was published since the last call."""
-        text = self._rig.node.annotations.get(well_known.STATUS_ANNOTATION)
+        text = self._rig.node_object.annotations.get(well_known.STATUS_ANNOTATION)
         if text is None or text == self._last_text:
             return
         self._last_text = text
@@ -77,10 +77,11 @@ class _Recorder:
         rig = self._rig
         return Marks(
             state=state,
-            is_tainted=rig.node.has_reconfiguring_taint,
-            is_paused=well_known.PAUSED_VALUE in rig.node.labels.values(),
-            has_snapshot="snapshot" in rig.node.annotations.get(well_known.JOURNAL_ANNOTATION, ""),
-            names_layout=well_known.APPLIED_LABEL in rig.node.labels,
+            is_tainted=rig.node_object.has_reconfiguring_taint,
+            is_paused=well_known.PAUSED_VALUE in rig.node_object.labels.values(),
+            has_snapshot="snapshot"
+            in rig.node_object.annotations.get(well_known.JOURNAL_ANNOTATION, ""),
+            names_layout=well_known.APPLIED_LABEL in rig.node_object.labels,
         )
 
     def note_superseded(self) -> None:
@@ -122,7 +123,7 @@ def _with_every_call_failing(change: swept_changes.Change, story: Story) -> None
         # The next run undoes what this one could not.
         # ``story_after_kills`` has those without an outcome.
         rig.fail_once_at = {}
-        if rig.node.labels[well_known.STATE_LABEL] != model.State.PENDING.value:
+        if rig.node_object.labels[well_known.STATE_LABEL] != model.State.PENDING.value:
             _play(rig, change.layout, story)
 
 

@@ -23,9 +23,9 @@ def request(
     """Set what requests a layout on the Node, or remove it."""
     partitioning = well_known.ON_DEMAND if custom and custom.is_on_demand else None
     for values, key, value in (
-        (rig.node.labels, well_known.CONFIG_LABEL, layout),
-        (rig.node.labels, well_known.PARTITIONING_LABEL, partitioning),
-        (rig.node.annotations, well_known.LAYOUT_ANNOTATION, custom and custom.text),
+        (rig.node_object.labels, well_known.CONFIG_LABEL, layout),
+        (rig.node_object.labels, well_known.PARTITIONING_LABEL, partitioning),
+        (rig.node_object.annotations, well_known.LAYOUT_ANNOTATION, custom and custom.text),
     ):
         values.pop(key, None)
         if value:
@@ -34,15 +34,17 @@ def request(
 
 def register_again(rig: node_rig.NodeRig) -> None:
     """Delete the Node, and let its owner, kubelet and the operator write what they know of it."""
-    layout = rig.node.annotations.get(well_known.LAYOUT_ANNOTATION)
-    rig.node.annotations = {well_known.LAYOUT_ANNOTATION: layout} if layout else {}
+    layout = rig.node_object.annotations.get(well_known.LAYOUT_ANNOTATION)
+    rig.node_object.annotations = {well_known.LAYOUT_ANNOTATION: layout} if layout else {}
     for key in (well_known.STATE_LABEL, well_known.APPLIED_LABEL):
-        rig.node.labels.pop(key, None)
-    rig.node.labels |= {
-        key: "true" for key, value in rig.node.labels.items() if value == well_known.PAUSED_VALUE
+        rig.node_object.labels.pop(key, None)
+    rig.node_object.labels |= {
+        key: "true"
+        for key, value in rig.node_object.labels.items()
+        if value == well_known.PAUSED_VALUE
     }
-    rig.node.uid += "-again"
-    rig.node.has_reconfiguring_taint, rig.kubelet.withdrawn = False, None
+    rig.node_object.uid += "-again"
+    rig.node_object.has_reconfiguring_taint, rig.kubelet.withdrawn = False, None
 
 
 def run_agent(

@@ -43,7 +43,7 @@ def request_custom(
 
 
 def published_status(rig: node_rig.NodeRig) -> run_status.PublishedStatus:
-    return run_status.parse(rig.node.annotations[well_known.STATUS_ANNOTATION])
+    return run_status.parse(rig.node_object.annotations[well_known.STATUS_ANNOTATION])
 
 
 ON_DEMAND = custom_layout(is_on_demand=True)

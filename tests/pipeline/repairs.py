@@ -75,8 +75,8 @@ def resets(rig: node_rig.NodeRig) -> int:
 
 
 def message(rig: node_rig.NodeRig) -> str:
-    assert rig.node.recovery_condition is not None
-    return rig.node.recovery_condition["message"]
+    assert rig.node_object.recovery_condition is not None
+    return rig.node_object.recovery_condition["message"]
 
 
 def request_other(

@@ -83,7 +83,7 @@ class SoakCluster(simulated_rig.SimulatedRig):
 
     def start_pod(self, pick: int) -> bool:
         """Schedule a pod, as kubelet would admit it: on a free device that the plugin offers."""
-        if self.node.is_unschedulable or self.node.has_reconfiguring_taint:
+        if self.node_object.is_unschedulable or self.node_object.has_reconfiguring_taint:
             return False
         if not any(pod.is_ready and not pod.is_terminating for pod in self.pods.plugins):
             return False
@@ -125,7 +125,7 @@ class SoakCluster(simulated_rig.SimulatedRig):
 
     def cordon(self, *, is_on: bool) -> bool:
         """Cordon or uncordon, whatever is under way."""
-        self.node.is_unschedulable = self.wants_cordon = is_on
+        self.node_object.is_unschedulable = self.wants_cordon = is_on
         return True
 
     def decide(self, key: str, pick: int) -> bool:
@@ -134,9 +134,9 @@ class SoakCluster(simulated_rig.SimulatedRig):
         value = _VALUES[pick % len(_VALUES)]
         self.desired_labels[key] = value
         if value is None:
-            self.node.labels.pop(key, None)
+            self.node_object.labels.pop(key, None)
         else:
-            self.node.labels[key] = value
+            self.node_object.labels[key] = value
         self.stop_daemons()
         return True
 

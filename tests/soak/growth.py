@@ -106,7 +106,7 @@ def _agent() -> Iterator[Callable[[int], None]]:
 
     def reconfigure(times: int) -> None:
         for layout in itertools.islice(layouts, times):
-            rig.node.labels[well_known.CONFIG_LABEL] = layout
+            rig.node_object.labels[well_known.CONFIG_LABEL] = layout
             outcome = agent.step().outcome
             if outcome is None or outcome.reason is not reasons.Reason.APPLIED:
                 raise RuntimeError(f"a run in peace ended with {outcome}")

@@ -134,8 +134,8 @@ class Soak(stateful.RuleBasedStateMachine):
     def _label(self, name: str | None) -> bool:
         """Return whether there was a label to write or to remove."""
         if name is None:
-            return self.rig.node.labels.pop(well_known.CONFIG_LABEL, None) is not None
-        self.rig.node.labels[well_known.CONFIG_LABEL] = name
+            return self.rig.node_object.labels.pop(well_known.CONFIG_LABEL, None) is not None
+        self.rig.node_object.labels[well_known.CONFIG_LABEL] = name
         return True
 
     # -- what happens to the process and its node ---------------------------------------------
@@ -247,7 +247,7 @@ class Soak(stateful.RuleBasedStateMachine):
 
     @stateful.invariant()
     def at_rest_the_applied_label_is_true(self) -> None:
-        name = hasattr(self, "rig") and self.rig.node.labels.get(well_known.APPLIED_LABEL)
+        name = hasattr(self, "rig") and self.rig.node_object.labels.get(well_known.APPLIED_LABEL)
         if not name or not self.is_at_rest or self.is_foreign:
             return
         assert self.applied_layout is not None
@@ -296,9 +296,9 @@ class Soak(stateful.RuleBasedStateMachine):
 
     def _begin_step(self) -> None:
         rig = self.rig
-        self.former_journal = rig.node.annotations.get(well_known.JOURNAL_ANNOTATION)
-        rig.node.event_messages.clear()
-        rig.node.status_messages.clear()
+        self.former_journal = rig.node_object.annotations.get(well_known.JOURNAL_ANNOTATION)
+        rig.node_object.event_messages.clear()
+        rig.node_object.status_messages.clear()
         rig.evictions.clear()
         self.strikes_before = self._strikes_by_gpu()
 
@@ -307,7 +307,7 @@ class Soak(stateful.RuleBasedStateMachine):
         self._assert_evictions_are_justified()
         # The next start undoes what the API refuses to a stopped agent. And a journal of an
         # earlier process that could not be read may be that of a run under way: it stays as it is.
-        text = self.rig.node.annotations.get(well_known.JOURNAL_ANNOTATION)
+        text = self.rig.node_object.annotations.get(well_known.JOURNAL_ANNOTATION)
         is_left = text is not None and (step.is_over or text == self.former_journal)
         is_left = is_left and "node" in self.rig.script.failed_ports
         self.is_at_rest = not (step.is_killed or is_left)
@@ -343,7 +343,7 @@ class Soak(stateful.RuleBasedStateMachine):
                 self._assert_applied(step.successes[-1])
         elif step.is_killed and step.names:
             # A success may have been reported before the kill.
-            name, messages = step.names[-1], self.rig.node.status_messages[-1:]
+            name, messages = step.names[-1], self.rig.node_object.status_messages[-1:]
             if any(text.startswith(f"Layout {name} is ") for text in messages):
                 assert self._differences(self._note_applied(name)) == []
 
@@ -390,7 +390,7 @@ class Soak(stateful.RuleBasedStateMachine):
         """
         messages = (
             self.step.outcome.message if self.step.outcome else "",
-            *self.rig.node.event_messages,
+            *self.rig.node_object.event_messages,
         )
         is_reported = any(words in text for words in ROLLBACK_FAILED_TEXTS for text in messages)
         COUNTS["not undone, as reported"] += is_reported
@@ -414,7 +414,9 @@ class Soak(stateful.RuleBasedStateMachine):
         A journal that is kept may lead to what was before it, at the next try or start.
         """
         now = simulated_rig.geometry(self.rig.state)
-        is_all = is_undone and well_known.JOURNAL_ANNOTATION not in self.rig.node.annotations
+        is_all = (
+            is_undone and well_known.JOURNAL_ANNOTATION not in self.rig.node_object.annotations
+        )
         for earlier, geometry in zip(self.before, now, strict=True):
             if is_all:
                 earlier.clear()
@@ -449,7 +451,7 @@ class Soak(stateful.RuleBasedStateMachine):
         if fired[None] or is_blind or _PORTS_OF_ROLLBACK & self.rig.script.failed_ports:
             return everywhere
         users = {client.gpu_uuid for client in self.rig.state.read().clients}
-        text = self.rig.node.annotations.get(well_known.JOURNAL_ANNOTATION)
+        text = self.rig.node_object.annotations.get(well_known.JOURNAL_ANNOTATION)
         kept = (
             {gpu.uuid for gpu in journals.Journal.from_json(text).gpus.snapshot} if text else set()
         )

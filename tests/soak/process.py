@@ -104,7 +104,11 @@ class Process:
         finally:
             self._rig.script.end()
         end = None if self.box.is_dead else self.box.last_end
-        message = self._rig.node.status_messages[-1] if self._rig.node.status_messages else ""
+        message = (
+            self._rig.node_object.status_messages[-1]
+            if self._rig.node_object.status_messages
+            else ""
+        )
         return LoopStep(
             is_killed=self._is_killed,
             is_over=self.box.is_dead,
@@ -213,5 +217,5 @@ class _Mailbox(inboxes.NodeInbox, ports.Telemetry):
 
 
 def state_of(rig: soak_cluster.SoakCluster) -> model.State | None:
-    text = rig.node.labels.get(well_known.STATE_LABEL)
+    text = rig.node_object.labels.get(well_known.STATE_LABEL)
     return model.State(text) if text else None

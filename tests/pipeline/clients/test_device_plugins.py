@@ -63,7 +63,7 @@ def test_a_plugin_that_does_not_stop_closes_the_node_once() -> None:
 @pytest.mark.parametrize("value", ["false", "paused-for-driver-upgrade"])
 def test_a_plugin_that_its_label_keeps_away_is_not_waited_for(value: str) -> None:
     rig = nodes.node(layout="all-1g.5gb")
-    rig.node.labels[well_known.PLUGIN_DEPLOY_LABEL] = value
+    rig.node_object.labels[well_known.PLUGIN_DEPLOY_LABEL] = value
     rig.pods.clear()
 
     ends.run_to(rig, "all-1g.5gb", Reason.ALREADY_APPLIED)
@@ -93,7 +93,7 @@ def test_change_whose_plugin_does_not_return_is_verified_later() -> None:
     why = "with MIG strategy single it does not start: MIG devices differ"
     for _ in range(2):
         ends.run_to(rig, "all-balanced", Reason.PLUGIN_NOT_READY, why)
-        assert well_known.APPLIED_LABEL not in rig.node.labels
+        assert well_known.APPLIED_LABEL not in rig.node_object.labels
 
     rig.plugin.is_broken = False
     for pod in rig.pods.plugins:
@@ -120,13 +120,13 @@ def test_a_plugin_that_kubelet_cannot_start_is_named_while_it_is_awaited() -> No
 
     ends.run_to(rig, "all-1g.5gb", Reason.PLUGIN_NOT_READY, why)
 
-    assert [why in message for message in rig.node.status_messages].count(True) == 2
+    assert [why in message for message in rig.node_object.status_messages].count(True) == 2
 
 
 def node_with_plugin_service(layout: str | None = "all-1g.5gb") -> node_rig.NodeRig:
     """A node whose device plugin is a service of the host."""
     rig = nodes.node(layout=layout)
-    del rig.node.labels[well_known.PLUGIN_DEPLOY_LABEL]
+    del rig.node_object.labels[well_known.PLUGIN_DEPLOY_LABEL]
     rig.pods.clear()
     return rig
 
@@ -135,7 +135,7 @@ def node_between_plugins() -> node_rig.NodeRig:
     """A node with what kubelet keeps of a plugin whose socket is gone."""
     rig = nodes.node(layout="all-balanced")
     rig.plugin.is_label_managed = False
-    rig.node.labels.pop(well_known.PLUGIN_DEPLOY_LABEL, None)
+    rig.node_object.labels.pop(well_known.PLUGIN_DEPLOY_LABEL, None)
     rig.pods.clear()
     rig.plugin.unhealthy, rig.kubelet.schedulable = (
         rig.kubelet.schedulable,
@@ -176,7 +176,7 @@ def test_a_plugin_outside_pods_may_allocate_a_device_during_a_hook() -> None:
     device = rig.gpus[0].mig_uuids[0]
     strikes.act_once(
         rig,
-        lambda: rig.log[-1] == "hooks.run" and rig.node.has_reconfiguring_taint,
+        lambda: rig.log[-1] == "hooks.run" and rig.node_object.has_reconfiguring_taint,
         lambda: rig.pods.add("late", devices=frozenset({device})),
     )
     agent = agents.new_agent(rig)
@@ -203,7 +203,7 @@ def test_a_plugin_outside_pods_has_whole_gpus_only_with_strategy_none(
 ) -> None:
     rig = node_with_plugin_service(None)
     if strategy:
-        rig.node.labels[discovery_labels.STRATEGY] = strategy
+        rig.node_object.labels[discovery_labels.STRATEGY] = strategy
 
     ends.run_to(rig, "all-1g.5gb", reason)
 
@@ -278,12 +278,12 @@ def test_a_patch_that_failed_does_not_lose_the_gpus() -> None:
 
     ends.run_to(rig, "all-1g.5gb", Reason.API_UNAVAILABLE)
 
-    assert well_known.GPUS_ANNOTATION in rig.node.annotations
+    assert well_known.GPUS_ANNOTATION in rig.node_object.annotations
 
 
 def test_the_strategy_mixed_serves_layouts_that_single_refuses() -> None:
     rig = nodes.node()
-    rig.node.labels[discovery_labels.STRATEGY] = "mixed"
+    rig.node_object.labels[discovery_labels.STRATEGY] = "mixed"
 
     ends.run_to(rig, "all-balanced", Reason.APPLIED)
 

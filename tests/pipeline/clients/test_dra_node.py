@@ -59,12 +59,14 @@ def test_driver_stops_after_pods_with_claims_and_starts_before_them() -> None:
 
     assert agents.run(rig, "most-in-one", layouts=KEEP_ONE).state is model.State.SUCCESS
 
-    pauses = [each for each in rig.node.status_messages if each.startswith("pausing")]
+    pauses = [each for each in rig.node_object.status_messages if each.startswith("pausing")]
     assert pauses == ["pausing dcgm-dra, dcgm-exporter-dra", "pausing dra-driver"]
     resumes = ("restarting", "resuming")
-    resumed = [each for each in rig.node.status_messages if each.startswith(resumes)]
+    resumed = [each for each in rig.node_object.status_messages if each.startswith(resumes)]
     assert resumed[0] == "restarting the DRA driver"
-    assert {rig.node.labels[key] for key in (claims.DEPLOY_LABEL, *nodes.DRA_MONITORS)} == {"true"}
+    assert {rig.node_object.labels[key] for key in (claims.DEPLOY_LABEL, *nodes.DRA_MONITORS)} == {
+        "true"
+    }
 
 
 def test_stale_slices_are_withdrawn_before_pods_may_be_scheduled_again() -> None:
@@ -74,7 +76,7 @@ def test_stale_slices_are_withdrawn_before_pods_may_be_scheduled_again() -> None
         lambda: published_uuids(rig),
         when=lambda: (
             "gpus.execute" in rig.log
-            and not rig.node.has_reconfiguring_taint
+            and not rig.node_object.has_reconfiguring_taint
             and not rig.pods.dra_drivers
         ),
     )
@@ -105,9 +107,9 @@ def test_taints_that_a_drivers_restart_clears_are_in_an_event() -> None:
 
     assert agents.run(rig, "most-in-one", layouts=KEEP_ONE).state is model.State.SUCCESS
 
-    assert "DeviceTaintsCleared" in rig.node.events
+    assert "DeviceTaintsCleared" in rig.node_object.events
     assert "clears the taints of gpu-0-mig-1 (gpu.nvidia.com/xid=79)" in " ".join(
-        rig.node.event_messages
+        rig.node_object.event_messages
     )
 
 
@@ -119,7 +121,7 @@ def test_a_claim_with_unknown_devices_may_be_for_any_gpu() -> None:
 
     assert "unknown" not in rig.pods.names
     assert "default/unknown (its ResourceClaim may stand for any GPU)" in " ".join(
-        rig.node.event_messages
+        rig.node_object.event_messages
     )
 
 
@@ -193,12 +195,12 @@ def test_an_active_layout_that_the_driver_does_not_know_restarts_it_once(
 
 def test_a_node_with_device_plugin_and_driver_waits_for_both() -> None:
     rig = nodes.dra_node()
-    rig.node.labels[well_known.PLUGIN_DEPLOY_LABEL] = "true"
+    rig.node_object.labels[well_known.PLUGIN_DEPLOY_LABEL] = "true"
     rig.advance()
 
     assert agents.run(rig, "most-in-one", layouts=KEEP_ONE).state is model.State.SUCCESS
 
-    assert "restarting the device plugin and the DRA driver" in rig.node.status_messages
+    assert "restarting the device plugin and the DRA driver" in rig.node_object.status_messages
     uuids = devices(rig)
     assert rig.kubelet.schedulable == {"nvidia.com/gpu": uuids}
     assert published_uuids(rig) == uuids
@@ -261,7 +263,7 @@ def test_a_driver_that_ends_as_the_taint_comes_is_verified_when_it_returns() -> 
 
     def strike() -> None:
         is_usage_read = "allocations.assigned_devices" in rig.log
-        is_tainted = rig.node.has_reconfiguring_taint or "gpus.execute" in rig.log
+        is_tainted = rig.node_object.has_reconfiguring_taint or "gpus.execute" in rig.log
         if is_usage_read and rig.log[-1] == "node.patch" and not is_tainted:
             without_driver(rig)
 
@@ -297,9 +299,11 @@ def test_late_pod_leaves_only_while_the_driver_runs(
     agent = agents.new_agent(rig)
 
     def is_due() -> bool:
-        pauses = [each for each in rig.node.status_messages if each.startswith("pausing")]
+        pauses = [each for each in rig.node_object.status_messages if each.startswith("pausing")]
         is_last = bool(pauses) and "dra-driver" in pauses[-1]
-        return rig.node.has_reconfiguring_taint and (is_last or (is_before and bool(pauses)))
+        return rig.node_object.has_reconfiguring_taint and (
+            is_last or (is_before and bool(pauses))
+        )
 
     strikes.act_once(
         rig,
@@ -350,7 +354,7 @@ def test_a_node_with_a_driver_and_no_claim_reboots() -> None:
 
 def test_another_config_of_the_plugin_does_not_restart_the_driver() -> None:
     rig = nodes.dra_node()
-    rig.node.labels |= {
+    rig.node_object.labels |= {
         well_known.PLUGIN_DEPLOY_LABEL: "true",
         well_known.PLUGIN_CONFIG_LABEL: "whole",
     }
@@ -358,7 +362,7 @@ def test_another_config_of_the_plugin_does_not_restart_the_driver() -> None:
     rig.policy = policies.Policy(plugin_configs=(("all-1g.5gb", "sliced"),))
     driver_uids = starts(rig)
     assert agents.run(rig, "all-1g.5gb").state is model.State.SUCCESS
-    assert rig.node.labels[well_known.PLUGIN_CONFIG_LABEL] == "sliced"
+    assert rig.node_object.labels[well_known.PLUGIN_CONFIG_LABEL] == "sliced"
     assert len(driver_uids) == 1
     assert "slices.withdraw" not in rig.log
 
@@ -369,7 +373,7 @@ def test_verified_driver_is_not_restarted_after_a_kill() -> None:
     waiting = "waiting for the new devices to be schedulable"
     strikes.kill_when(
         rig,
-        lambda: waiting in rig.node.status_messages and rig.pods.has_dra_driver,
+        lambda: waiting in rig.node_object.status_messages and rig.pods.has_dra_driver,
         lambda rig: agents.run(rig, "all-balanced"),
     )
     withdrawn = rig.log.count("slices.withdraw")
@@ -404,7 +408,10 @@ def test_no_pod_is_evicted_while_another_is_about_to_be_bound(*, is_late: bool) 
     unbound: list[str] = []
     strikes.act_once(
         rig,
-        lambda: not is_late or rig.node.labels.get(claims.DEPLOY_LABEL) == well_known.PAUSED_VALUE,
+        lambda: (
+            not is_late
+            or rig.node_object.labels.get(claims.DEPLOY_LABEL) == well_known.PAUSED_VALUE
+        ),
         lambda: unbound.append(add_unbound(rig, device)),
     )
     agent = agents.new_agent(rig)
@@ -437,7 +444,9 @@ def test_a_silent_kubelet_hides_no_pod_that_is_about_to_be_bound() -> None:
 
     rig.clock.on_wait.append(answer)
     paused = nodes.DRA_MONITORS[0]
-    strikes.act_once(rig, lambda: rig.node.labels[paused] == well_known.PAUSED_VALUE, allocate)
+    strikes.act_once(
+        rig, lambda: rig.node_object.labels[paused] == well_known.PAUSED_VALUE, allocate
+    )
     ends.run_to(rig, "most-in-one", Reason.DRAIN_TIMEOUT, "default/unbound", layouts=KEEP_ONE)
 
     assert "starting" in rig.pods.names

@@ -44,14 +44,14 @@ def test_a_driver_that_its_label_keeps_away_is_named_with_the_label() -> None:
 
     def strike() -> None:
         if "workloads.evict" in rig.log:
-            rig.node.labels[claims.DEPLOY_LABEL] = "false"
+            rig.node_object.labels[claims.DEPLOY_LABEL] = "false"
 
     with strikes.on_calls(rig, strike):
         for attempt in (1, 2):
             ends.run_to(rig, layout, Reason.IN_USE, remedy, by=agent, attempt=attempt)
         without_driver(rig)
         ends.run_to(rig, "all-disabled", Reason.PLUGIN_NOT_READY, remedy)
-    rig.node.labels[claims.DEPLOY_LABEL] = "true"
+    rig.node_object.labels[claims.DEPLOY_LABEL] = "true"
     for _ in ("the driver starts", "the monitors end"):
         rig.advance()
     ends.run_to(rig, layout, Reason.APPLIED, by=agent, attempt=3)
@@ -91,13 +91,13 @@ def test_agent_after_a_kill_reopens_the_node_for_the_driver(layout: str) -> None
 
 def test_a_drain_that_was_reopened_for_the_driver_begins_again() -> None:
     rig = without_driver(nodes.dra_node())
-    rig.node.has_reconfiguring_taint = True
+    rig.node_object.has_reconfiguring_taint = True
     journal = journals.Journal(
         config="all-disabled",
         is_draining=True,
         node=node_entries.NodeEntries(has_reconfiguring_taint=True),
     )
-    rig.node.annotations[well_known.JOURNAL_ANNOTATION] = journal.to_json()
+    rig.node_object.annotations[well_known.JOURNAL_ANNOTATION] = journal.to_json()
     rig.disruptions.refusals["low"] = "budget 'x' allows no disruption"
 
     assert agents.resume(rig, "all-disabled").reason is Reason.DRAIN_TIMEOUT
@@ -129,7 +129,9 @@ def test_claims_that_are_known_do_not_wait_for_outdated_slices() -> None:
 
     ends.run_to(rig, "all-disabled", Reason.APPLIED)
 
-    assert not any("waiting for the DRA driver" in each for each in rig.node.status_messages)
+    assert not any(
+        "waiting for the DRA driver" in each for each in rig.node_object.status_messages
+    )
 
 
 def test_a_drain_stays_closed_while_a_ready_driver_publishes_its_slices() -> None:
@@ -145,8 +147,8 @@ def test_a_drain_stays_closed_while_a_ready_driver_publishes_its_slices() -> Non
             rig.pods.change(uid, claimed_ids=None)
     closed = strikes.note(
         rig,
-        lambda: rig.node.has_reconfiguring_taint,
-        when=lambda: "waiting for the DRA driver" in rig.node.status_messages[-1],
+        lambda: rig.node_object.has_reconfiguring_taint,
+        when=lambda: "waiting for the DRA driver" in rig.node_object.status_messages[-1],
     )
 
     assert agents.resume(rig, "all-disabled").state is model.State.SUCCESS
@@ -191,7 +193,9 @@ def test_agent_after_any_kill_evicts_only_affected_pods(
 
         assert len({"low", "high"} & rig.pods.names) == kept, index
         ends.assert_restored(rig)
-        waits += any("waiting for the DRA driver" in each for each in rig.node.status_messages)
+        waits += any(
+            "waiting for the DRA driver" in each for each in rig.node_object.status_messages
+        )
     assert waits > 3
 
 

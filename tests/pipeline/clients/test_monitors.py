@@ -26,19 +26,21 @@ def test_monitors_resume_one_by_one_after_the_change_is_verified() -> None:
     has_gfd = strikes.note(
         rig,
         lambda: "gpu-feature-discovery" in rig.pods.names,
-        when=lambda: "gpus.execute" in rig.log and rig.node.labels[EXPORTER] == "true",
+        when=lambda: "gpus.execute" in rig.log and rig.node_object.labels[EXPORTER] == "true",
     )
 
     ends.run_to(rig, "one-slice-changed", Reason.APPLIED)
 
-    verifying = rig.node.status_messages.index("waiting for the new devices to be schedulable")
-    assert rig.node.status_messages[verifying + 1 : verifying + 3] == [
+    verifying = rig.node_object.status_messages.index(
+        "waiting for the new devices to be schedulable"
+    )
+    assert rig.node_object.status_messages[verifying + 1 : verifying + 3] == [
         "resuming gpu-feature-discovery, dcgm",
         "resuming dcgm-exporter",
     ]
     assert set(has_gfd) == {True}
-    assert {rig.node.labels[key] for key in (GFD, DCGM, EXPORTER)} == {"true"}
-    assert "MonitorNotReady" not in rig.node.events
+    assert {rig.node_object.labels[key] for key in (GFD, DCGM, EXPORTER)} == {"true"}
+    assert "MonitorNotReady" not in rig.node_object.events
 
 
 def test_a_newer_request_does_not_wait_for_monitors() -> None:
@@ -46,7 +48,7 @@ def test_a_newer_request_does_not_wait_for_monitors() -> None:
     rig.daemons.is_ready_by_label[GFD] = False
     hasty = fakes.FakeRequest(
         rig.clock,
-        ends_when=lambda: rig.node.status_messages[-1].startswith("resuming"),
+        ends_when=lambda: rig.node_object.status_messages[-1].startswith("resuming"),
         is_replaced=True,
     )
 
@@ -65,27 +67,27 @@ def test_an_api_that_fails_leaves_the_monitors_to_the_end_of_the_run() -> None:
         rig,
         lambda: (
             rig.log[-1] == "node.patch"
-            and any(each.startswith("resuming") for each in rig.node.status_messages[-1:])
+            and any(each.startswith("resuming") for each in rig.node_object.status_messages[-1:])
         ),
         fail,
     )
 
     ends.run_to(rig, "one-slice-changed", Reason.APPLIED)
 
-    assert rig.node.labels[EXPORTER] == "true"
+    assert rig.node_object.labels[EXPORTER] == "true"
 
 
 def test_monitor_that_does_not_return_is_only_a_warning() -> None:
     rig = monitored_node()
     rig.daemons.is_ready_by_label[GFD] = False
     closed: list[bool] = []
-    rig.clock.on_wait.append(lambda: closed.append(rig.node.has_reconfiguring_taint))
+    rig.clock.on_wait.append(lambda: closed.append(rig.node_object.has_reconfiguring_taint))
 
     ends.run_to(rig, "one-slice-changed", Reason.APPLIED)
 
-    assert rig.node.events[-2:] == ["MonitorNotReady", "Applied"]
-    assert GFD in rig.node.event_messages[-2]
-    assert rig.node.labels[EXPORTER] == "true"
+    assert rig.node_object.events[-2:] == ["MonitorNotReady", "Applied"]
+    assert GFD in rig.node_object.event_messages[-2]
+    assert rig.node_object.labels[EXPORTER] == "true"
     assert closed[-1] is False
 
 
@@ -94,7 +96,9 @@ def test_a_monitor_that_ends_again_is_not_ready() -> None:
 
     def end() -> None:
         for uid, pod in rig.pods.items():
-            if GFD in pod.node_selector and rig.node.status_messages[-1].startswith("resuming"):
+            if GFD in pod.node_selector and rig.node_object.status_messages[-1].startswith(
+                "resuming"
+            ):
                 rig.kubelet.pod_ends_from_s[uid] = math.inf
                 rig.pods.terminate(uid)
 
@@ -102,7 +106,7 @@ def test_a_monitor_that_ends_again_is_not_ready() -> None:
 
     ends.run_to(rig, "one-slice-changed", Reason.APPLIED)
 
-    assert "MonitorNotReady" in rig.node.events
+    assert "MonitorNotReady" in rig.node_object.events
 
 
 @pytest.mark.parametrize("labels", [{GFD: "false"}, {}])
@@ -111,16 +115,16 @@ def test_a_monitor_that_is_switched_off_meanwhile_is_not_awaited(labels: dict[st
     rig.daemons.is_ready_by_label[GFD] = False
 
     def switch_off() -> None:
-        if rig.node.status_messages[-1].startswith("resuming"):
-            rig.node.labels.pop(GFD, None)
-            rig.node.labels |= labels
+        if rig.node_object.status_messages[-1].startswith("resuming"):
+            rig.node_object.labels.pop(GFD, None)
+            rig.node_object.labels |= labels
 
     rig.clock.on_wait.append(switch_off)
 
     ends.run_to(rig, "one-slice-changed", Reason.APPLIED)
 
-    assert rig.node.labels.get(GFD) == labels.get(GFD)
-    assert "MonitorNotReady" not in rig.node.events
+    assert rig.node_object.labels.get(GFD) == labels.get(GFD)
+    assert "MonitorNotReady" not in rig.node_object.events
 
 
 def test_validator_and_ungated_feature_discovery_are_restarted() -> None:
@@ -178,7 +182,7 @@ def test_the_owners_daemons_are_away_during_the_change_and_back_after_it() -> No
     assert all({"watcher", "sampler"}.isdisjoint(names) for names in names_at_steps)
     assert {"watcher", "sampler"} <= rig.pods.names
     assert "workloads.evict" in rig.log
-    assert rig.node.labels[SAMPLER] == "true"
+    assert rig.node_object.labels[SAMPLER] == "true"
 
 
 def test_daemon_that_tolerates_every_taint_restarts_after_the_change() -> None:

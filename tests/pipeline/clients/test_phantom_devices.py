@@ -32,7 +32,7 @@ def test_phantom_devices_after_a_change_are_removed_before_success() -> None:
     ends.run_to(rig, "all-1g.5gb", Reason.APPLIED)
 
     assert rig.kubelet.phantoms == {}
-    assert "PhantomDevicesRemoved" in rig.node.events
+    assert "PhantomDevicesRemoved" in rig.node_object.events
 
 
 def test_phantom_devices_of_an_active_layout_do_not_delay_success() -> None:
@@ -52,9 +52,9 @@ def test_phantom_devices_at_rest_are_removed_by_the_drift_check() -> None:
     assert agent.check_drift("all-1g.5gb", outcome) is drift.Action.REST
 
     assert rig.kubelet.phantoms == {}
-    assert rig.node.states == []
-    assert rig.node.events == ["PhantomDevicesRemoved"]
-    assert f"4 {PHANTOM}" in rig.node.event_messages[0]
+    assert rig.node_object.states == []
+    assert rig.node_object.events == ["PhantomDevicesRemoved"]
+    assert f"4 {PHANTOM}" in rig.node_object.event_messages[0]
 
 
 def test_phantom_devices_that_the_agent_may_not_remove_are_reported_once() -> None:
@@ -64,17 +64,17 @@ def test_phantom_devices_that_the_agent_may_not_remove_are_reported_once() -> No
     for _ in range(3):
         agent.check_drift("all-1g.5gb", outcome)
 
-    assert rig.node.labels[well_known.STATE_LABEL] == "failed"
-    assert rig.node.labels[well_known.APPLIED_LABEL] == "all-1g.5gb"
-    assert rig.node.events == ["PhantomDevices"]
-    assert rig.node.ready_reasons[-1] == "PhantomDevices"
+    assert rig.node_object.labels[well_known.STATE_LABEL] == "failed"
+    assert rig.node_object.labels[well_known.APPLIED_LABEL] == "all-1g.5gb"
+    assert rig.node_object.events == ["PhantomDevices"]
+    assert rig.node_object.ready_reasons[-1] == "PhantomDevices"
     command = "kubectl patch node node-a --subresource=status --type=merge -p "
-    patch = rig.node.status["message"].partition(command)[2].split("'")[1]
+    patch = rig.node_object.status["message"].partition(command)[2].split("'")[1]
     assert json.loads(patch) == {"status": {"capacity": {PHANTOM: None}}}
     # As a person does.
     rig.kubelet.phantoms.clear()
     agent.check_drift("all-1g.5gb", outcome)
-    assert rig.node.labels[well_known.STATE_LABEL] == "success"
+    assert rig.node_object.labels[well_known.STATE_LABEL] == "success"
 
 
 def test_phantom_devices_after_a_drift_that_is_over_are_reported() -> None:
@@ -84,7 +84,7 @@ def test_phantom_devices_after_a_drift_that_is_over_are_reported() -> None:
     for gpus in (rig.gpus, nodes.node(layout="all-balanced").gpus, rig.gpus, rig.gpus):
         rig.gpus = gpus
         agent.check_drift("all-1g.5gb", outcome)
-        reasons.append(rig.node.status["reason"])
+        reasons.append(rig.node_object.status["reason"])
 
     assert reasons == ["PhantomDevices", "Drifted", "AlreadyApplied", "PhantomDevices"]
 
@@ -142,7 +142,7 @@ def test_an_agent_that_restarts_beside_phantom_devices_evicts_no_pod() -> None:
 
 def test_phantom_devices_without_a_plugin_do_not_mean_a_lost_plugin() -> None:
     rig, agent, _ = node_at_rest()
-    rig.node.labels.pop(well_known.PLUGIN_DEPLOY_LABEL)
+    rig.node_object.labels.pop(well_known.PLUGIN_DEPLOY_LABEL)
     rig.pods.clear()
     rig.kubelet.schedulable = {}
 
@@ -154,7 +154,7 @@ def test_a_plugin_that_has_just_ended_is_awaited_beside_phantom_devices(
     others: dict[str, frozenset[str]],
 ) -> None:
     rig, agent, _ = node_at_rest()
-    rig.node.labels.pop(well_known.PLUGIN_DEPLOY_LABEL)
+    rig.node_object.labels.pop(well_known.PLUGIN_DEPLOY_LABEL)
     rig.pods.clear()
     rig.plugin.unhealthy = dict(rig.kubelet.schedulable)
     rig.kubelet.schedulable = {"nvidia.com/gpu": frozenset(), **others}
@@ -176,7 +176,7 @@ def test_resources_of_others_and_of_the_gpus_stay(resource: str) -> None:
 def test_a_drift_check_without_phantoms_requests_nothing() -> None:
     rig, agent, outcome = node_at_rest()
     rig.kubelet.phantoms = {}
-    rig.node.labels["nvidia.com/mig.strategy"] = "single"
+    rig.node_object.labels["nvidia.com/mig.strategy"] = "single"
     rig.log.clear()
 
     agent.check_drift("all-1g.5gb", outcome)

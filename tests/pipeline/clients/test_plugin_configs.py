@@ -17,7 +17,9 @@ from tests.rigs.node.nodes import (
 def test_the_plugin_starts_with_the_config_that_goes_with_the_layout() -> None:
     rig = sharing_node()
     keys = (well_known.PLUGIN_CONFIG_LABEL, well_known.PLUGIN_DEPLOY_LABEL)
-    label_pairs = strikes.note(rig, lambda: (rig.node.labels[keys[0]], rig.node.labels[keys[1]]))
+    label_pairs = strikes.note(
+        rig, lambda: (rig.node_object.labels[keys[0]], rig.node_object.labels[keys[1]])
+    )
 
     ends.run_to(rig, "one-slice-changed", Reason.APPLIED)
 
@@ -26,7 +28,7 @@ def test_the_plugin_starts_with_the_config_that_goes_with_the_layout() -> None:
         ("whole", well_known.PAUSED_VALUE),
         ("sliced", "true"),
     }
-    assert rig.node.labels[well_known.PLUGIN_CONFIG_LABEL] == "sliced"
+    assert rig.node_object.labels[well_known.PLUGIN_CONFIG_LABEL] == "sliced"
 
 
 @pytest.mark.parametrize("is_plugin_broken", [True, False])
@@ -41,7 +43,7 @@ def test_a_plugin_config_is_restored_where_the_change_or_the_plugin_fails(
     reason = Reason.PLUGIN_NOT_READY if is_plugin_broken else Reason.INSUFFICIENT_RESOURCES
     ends.run_to(rig, "one-slice-changed", reason)
 
-    assert rig.node.labels[well_known.PLUGIN_CONFIG_LABEL] == "whole"
+    assert rig.node_object.labels[well_known.PLUGIN_CONFIG_LABEL] == "whole"
 
 
 def test_the_first_plugin_config_is_restored_after_an_upgrade_with_another() -> None:
@@ -49,14 +51,14 @@ def test_the_first_plugin_config_is_restored_after_an_upgrade_with_another() -> 
     rig.plugin.is_broken = True
     strikes.kill_when(
         rig,
-        lambda: rig.node.labels[well_known.PLUGIN_CONFIG_LABEL] == "sliced",
+        lambda: rig.node_object.labels[well_known.PLUGIN_CONFIG_LABEL] == "sliced",
         lambda rig: agents.run(rig, "one-slice-changed"),
     )
     rig.policy = policies.Policy(plugin_configs=(("one-slice-changed", "halved"),))
 
     assert agents.resume(rig, "one-slice-changed").reason is Reason.PLUGIN_NOT_READY
 
-    assert rig.node.labels[well_known.PLUGIN_CONFIG_LABEL] == "whole"
+    assert rig.node_object.labels[well_known.PLUGIN_CONFIG_LABEL] == "whole"
 
 
 def test_plugin_config_of_another_program_is_not_overwritten() -> None:
@@ -64,13 +66,13 @@ def test_plugin_config_of_another_program_is_not_overwritten() -> None:
     rig.plugin.is_broken = True
 
     def choose() -> None:
-        if rig.node.labels[well_known.PLUGIN_CONFIG_LABEL] == "sliced":
-            rig.node.labels[well_known.PLUGIN_CONFIG_LABEL] = "mine"
+        if rig.node_object.labels[well_known.PLUGIN_CONFIG_LABEL] == "sliced":
+            rig.node_object.labels[well_known.PLUGIN_CONFIG_LABEL] = "mine"
 
     rig.clock.on_wait.append(choose)
     agents.run(rig, "one-slice-changed")
 
-    assert rig.node.labels[well_known.PLUGIN_CONFIG_LABEL] == "mine"
+    assert rig.node_object.labels[well_known.PLUGIN_CONFIG_LABEL] == "mine"
 
 
 def test_active_layout_gets_its_plugin_config_without_gpu_changes() -> None:
@@ -80,6 +82,6 @@ def test_active_layout_gets_its_plugin_config_without_gpu_changes() -> None:
 
     ends.run_to(rig, "one-slice-changed", Reason.ALREADY_APPLIED)
 
-    assert rig.node.labels[well_known.PLUGIN_CONFIG_LABEL] == "sliced"
+    assert rig.node_object.labels[well_known.PLUGIN_CONFIG_LABEL] == "sliced"
     assert old_plugin not in rig.pods
     assert "gpus.execute" not in rig.log

@@ -74,7 +74,7 @@ class Deployment:
 
 
 def is_closed(rig: node_rig.NodeRig) -> bool:
-    return rig.node.is_unschedulable or rig.node.has_reconfiguring_taint
+    return rig.node_object.is_unschedulable or rig.node_object.has_reconfiguring_taint
 
 
 def node_with(

@@ -321,7 +321,7 @@ def test_a_pod_bound_before_the_pause_is_spared_if_another_device_is_free() -> N
     undisturbed = nodes.node(layout="all-balanced")
     is_open = strikes.note(
         undisturbed,
-        lambda: undisturbed.node.labels[well_known.PLUGIN_DEPLOY_LABEL] == "true",
+        lambda: undisturbed.node_object.labels[well_known.PLUGIN_DEPLOY_LABEL] == "true",
     )
     agents.run(undisturbed, "one-of-two", layouts=ONE_OF_TWO)
     pause = is_open.index(False)

@@ -132,7 +132,7 @@ def test_pod_that_cannot_leave_is_named_and_no_other_is_evicted(
         run_drain(rig, policy=policy)
 
     assert {"workloads.evict", "workloads.delete"}.isdisjoint(rig.log)
-    assert rig.node.status_messages == []
+    assert rig.node_object.status_messages == []
 
 
 @pytest.mark.parametrize("call", ["evict", "delete"])
@@ -191,7 +191,7 @@ def test_force_waits_for_the_deadline_and_deletes_once(rig: NodeRig) -> None:
 
     assert rig.clock.now_s >= 20
     assert draining.evictions.forced == ("default/train",)
-    assert rig.node.status_messages == ["deleting by force default/train"]
+    assert rig.node_object.status_messages == ["deleting by force default/train"]
     assert rig.log.count("workloads.delete") == 1
 
 
@@ -205,7 +205,7 @@ def test_force_deletes_and_announces_nothing_while_kubelet_is_silent(rig: NodeRi
     strikes.at_time(rig, 5, bind)
 
     drain_to_failure(rig, Reason.DRAIN_TIMEOUT, "kubelet does not answer", policy=FORCE)
-    assert not rig.node.status_messages
+    assert not rig.node_object.status_messages
     assert "workloads.delete" not in rig.log
 
 
@@ -239,7 +239,7 @@ def test_the_many_pods_that_force_deletes_are_counted() -> None:
     run_drain(rig, policy=FORCE)
 
     names = "default/p0, default/p1, default/p2, default/p3, default/p4 and 2 more"
-    assert rig.node.status_messages == [f"deleting by force {names}"]
+    assert rig.node_object.status_messages == [f"deleting by force {names}"]
 
 
 def test_a_pod_that_even_force_does_not_move_in_time_fails_the_drain(rig: NodeRig) -> None:
@@ -271,7 +271,7 @@ def test_force_deletes_no_pod_once_another_may_not_be_removed(rig: NodeRig) -> N
     drain_to_failure(rig, Reason.DRAIN_TIMEOUT, why, policy=FORCE)
 
     assert "workloads.delete" not in rig.log
-    assert rig.node.status_messages == []
+    assert rig.node_object.status_messages == []
 
 
 @pytest.mark.parametrize(

@@ -62,7 +62,7 @@ def test_only_another_request_reopens_the_node_in_mid_drain(
     assert reason_unless_superseded(agent, inbox) is reason
 
     rig.clock.wait(1)
-    assert rig.node.has_reconfiguring_taint is not is_other
+    assert rig.node_object.has_reconfiguring_taint is not is_other
     rig.fail_always.clear()
     serving.room_elsewhere, local_count = 3, len(serving.local_devices)
     newer = inbox.next(0)
@@ -77,7 +77,7 @@ def test_file_change_after_the_drain_evicts_no_successor() -> None:
     agent = agents.new_agent(rig, layouts=CONFIG)
 
     def report() -> None:
-        if serving.kills and rig.node.status["phase"] == model.Phase.PAUSE.value:
+        if serving.kills and rig.node_object.status["phase"] == model.Phase.PAUSE.value:
             inbox.put_file_change()
 
     inbox = inboxes.Inbox(rig.clock, report=report)
@@ -122,7 +122,7 @@ def test_node_stays_closed_until_the_next_try(*, has_room: bool) -> None:
 
     assert try_once(rig, agent).reason is Reason.DRAIN_STALLED
     assert is_closed(rig)
-    assert rig.node.journal.is_draining
+    assert rig.node_object.journal.is_draining
     assert serving.kills == 2
     if has_room:
         serving.room_elsewhere = 3
@@ -201,7 +201,7 @@ def test_a_late_rolling_drain_leaves_no_taint_after_a_change_that_fails(reason: 
     rig.clock.on_wait.append(break_services)
     strikes.act_once(
         rig,
-        lambda: rig.node.labels[well_known.PLUGIN_DEPLOY_LABEL] == well_known.PAUSED_VALUE,
+        lambda: rig.node_object.labels[well_known.PLUGIN_DEPLOY_LABEL] == well_known.PAUSED_VALUE,
         bind,
     )
     rig.driver.clients = "a process"
@@ -269,5 +269,5 @@ def test_a_plugin_is_not_restarted_while_the_tainted_node_awaits_a_retry() -> No
 
     assert try_once(rig).reason is Reason.DRAIN_STALLED
 
-    assert rig.node.has_reconfiguring_taint
+    assert rig.node_object.has_reconfiguring_taint
     assert {pod.uid for pod in rig.pods.plugins} == plugins

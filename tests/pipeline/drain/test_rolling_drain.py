@@ -24,7 +24,9 @@ def test_partial_budget_drains_as_successors_get_ready() -> None:
 
     assert serving.kills == 4
     assert min(healthy) == 3
-    assert any("evicting default/serving-1; 3 more" in each for each in rig.node.status_messages)
+    assert any(
+        "evicting default/serving-1; 3 more" in each for each in rig.node_object.status_messages
+    )
     ends.assert_restored(rig)
 
 
@@ -152,7 +154,7 @@ def test_strategy_whole_evicts_no_late_pod_for_a_partial_budget() -> None:
 
     strikes.act_once(
         rig,
-        lambda: rig.node.labels[well_known.PLUGIN_DEPLOY_LABEL] == well_known.PAUSED_VALUE,
+        lambda: rig.node_object.labels[well_known.PLUGIN_DEPLOY_LABEL] == well_known.PAUSED_VALUE,
         lambda: late.append(Deployment(rig, devices[:2], room_elsewhere=2)),
     )
 
@@ -275,7 +277,7 @@ def test_pods_without_owner_stay_if_a_budget_never_grants_all() -> None:
     assert outcome.reason is Reason.DRAIN_TIMEOUT
     assert "allows 1 of 3 evictions, and nothing replaces 3 of the pods" in outcome.message
     assert notebooks <= rig.pods.keys()
-    assert not rig.node.has_reconfiguring_taint
+    assert not rig.node_object.has_reconfiguring_taint
 
 
 def test_a_blocked_drain_lists_budgets_and_checks_no_single_pod() -> None:

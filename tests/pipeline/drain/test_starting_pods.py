@@ -25,7 +25,9 @@ def starting_pod(
     ("is_due", "ends_from_s", "ends_within_s"),
     [
         pytest.param(lambda _rig: True, 0.0, 10, id="before"),
-        pytest.param(lambda rig: rig.node.has_reconfiguring_taint, 0.0, 10, id="after the taint"),
+        pytest.param(
+            lambda rig: rig.node_object.has_reconfiguring_taint, 0.0, 10, id="after the taint"
+        ),
         pytest.param(lambda rig: rig.clock.now_s >= 6, 12.0, 20, id="late in the drain"),
     ],
 )
@@ -71,7 +73,7 @@ def test_a_pod_that_kubelet_has_not_admitted_is_given_longer(
     uids: list[str] = []
 
     def bind_and_admit() -> None:
-        if not uids and (rig.node.has_reconfiguring_taint or not is_bound_late):
+        if not uids and (rig.node_object.has_reconfiguring_taint or not is_bound_late):
             uids.append(starting_pod(rig, listed_after_s=listed_after_s))
             rig.pods.change(uids[0], is_admitted=is_admitted)
         elif uids and uids[0] in rig.pods and rig.clock.now_s > 10.5:
@@ -101,13 +103,15 @@ def test_plugin_is_paused_once_kubelet_has_admitted_the_bound_pods() -> None:
     uids: list[str] = []
 
     def bind_and_admit() -> None:
-        if rig.node.has_reconfiguring_taint and not uids:
+        if rig.node_object.has_reconfiguring_taint and not uids:
             resource = {"nvidia.com/mig-1g.5gb": 1}
             uids.append(
                 rig.pods.add("bound", phase="Pending", gpu_resources=resource, is_admitted=False)
             )
         elif uids and not rig.pods[uids[0]].is_admitted and rig.clock.now_s > 4:
-            is_refused = rig.node.labels[well_known.PLUGIN_DEPLOY_LABEL] == well_known.PAUSED_VALUE
+            is_refused = (
+                rig.node_object.labels[well_known.PLUGIN_DEPLOY_LABEL] == well_known.PAUSED_VALUE
+            )
             phase = "Failed" if is_refused else "Running"
             rig.pods.change(uids[0], is_admitted=True, phase=phase)
 
@@ -146,7 +150,7 @@ def test_a_pod_whose_devices_a_silent_kubelet_hides_is_not_evicted() -> None:
         rig.kubelet.is_silent = True
         starting_pod(rig, listed_after_s=0.0)
 
-    strikes.act_once(rig, lambda: rig.node.has_reconfiguring_taint, bind)
+    strikes.act_once(rig, lambda: rig.node_object.has_reconfiguring_taint, bind)
     why = "not evicted before its devices are known, kubelet does not answer"
     ends.run_to(rig, "one-slice-changed", Reason.DRAIN_TIMEOUT, "default/starting", why)
 

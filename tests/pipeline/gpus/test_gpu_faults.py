@@ -34,13 +34,16 @@ def set_action(rig: node_rig.NodeRig, action: model.RecoveryAction, *indices: in
 
 def recovery(rig: node_rig.NodeRig) -> tuple[str, str] | None:
     """Return status and reason of the condition; None: the node lacks it."""
-    condition = rig.node.recovery_condition
+    condition = rig.node_object.recovery_condition
     return (condition["status"], condition["reason"]) if condition else None
 
 
 def test_a_fault_is_reported_once_and_the_layout_stays_a_success() -> None:
     rig, agent, outcome = node_at_rest()
-    ready, status = rig.node.ready_condition, rig.node.annotations[well_known.STATUS_ANNOTATION]
+    ready, status = (
+        rig.node_object.ready_condition,
+        rig.node_object.annotations[well_known.STATUS_ANNOTATION],
+    )
     set_action(rig, RESET, 0)
 
     with structlog.testing.capture_logs() as logs:
@@ -48,15 +51,15 @@ def test_a_fault_is_reported_once_and_the_layout_stays_a_success() -> None:
             agent.check_drift("all-balanced", outcome)
 
     assert recovery(rig) == ("True", "GpuReset")
-    assert rig.node.events == ["GpuRecoveryNeeded"]
-    assert "nvidia-smi --gpu-reset -i 0" in rig.node.event_messages[0]
+    assert rig.node_object.events == ["GpuRecoveryNeeded"]
+    assert "nvidia-smi --gpu-reset -i 0" in rig.node_object.event_messages[0]
     assert [entry["gpus"] for entry in logs if entry["event"] == "gpu_recovery_needed"] == [
         ["GPU 0: gpu-reset"]
     ]
-    assert rig.node.ready_condition == ready
-    assert rig.node.annotations[well_known.STATUS_ANNOTATION] == status
-    assert rig.node.labels[well_known.STATE_LABEL] == "success"
-    published = rig.node.published_gpus
+    assert rig.node_object.ready_condition == ready
+    assert rig.node_object.annotations[well_known.STATUS_ANNOTATION] == status
+    assert rig.node_object.labels[well_known.STATE_LABEL] == "success"
+    published = rig.node_object.published_gpus
     assert [gpu.recovery_action for gpu in published][:2] == [RESET, None]
 
 
@@ -66,7 +69,7 @@ def test_another_action_and_the_recovery_are_reported_too() -> None:
         set_action(rig, action, 0)
         agent.check_drift("all-balanced", outcome)
 
-    assert rig.node.events == ["GpuRecoveryNeeded", "GpuRecoveryNeeded", "GpuRecovered"]
+    assert rig.node_object.events == ["GpuRecoveryNeeded", "GpuRecoveryNeeded", "GpuRecovered"]
     assert recovery(rig) == ("False", "NoRecoveryNeeded")
 
 
@@ -74,7 +77,7 @@ def test_a_node_without_faults_gets_neither_condition_nor_event() -> None:
     rig, agent, outcome = node_at_rest()
     before = len(rig.log)
     agent.check_drift("all-balanced", outcome)
-    assert (recovery(rig), rig.node.events) == (None, [])
+    assert (recovery(rig), rig.node_object.events) == (None, [])
     assert not {"node.patch", "node.update"} & set(rig.log[before:])
 
 
@@ -94,7 +97,7 @@ def test_faults_found_by_a_run_are_reported_at_its_end() -> None:
     set_action(rig, REBOOT, 1)
     ends.run_to(rig, "all-balanced", reasons.Reason.APPLIED)
     assert recovery(rig) == ("True", "NodeReboot")
-    assert rig.node.events[-1] == "GpuRecoveryNeeded"
+    assert rig.node_object.events[-1] == "GpuRecoveryNeeded"
 
 
 def test_an_unreachable_gpu_is_in_the_condition_without_another_event() -> None:
@@ -102,7 +105,7 @@ def test_an_unreachable_gpu_is_in_the_condition_without_another_event() -> None:
     rig.driver.lost.add(rig.gpus[1].uuid)
     agent.check_drift("all-balanced", outcome)
     assert recovery(rig) == ("True", "GpuUnreachable")
-    assert rig.node.events == []
+    assert rig.node_object.events == []
 
 
 @pytest.mark.parametrize(
@@ -120,25 +123,28 @@ def test_a_node_whose_only_gpu_is_lost_gets_the_condition(
     rig.fail_always["gpus.observe"] = errors.HardwareError("GPU 0 is lost", reason=reason)
     agent.check_drift("all-balanced", outcome)
     assert recovery(rig) == expected
-    assert rig.node.labels[well_known.STATE_LABEL] == "success"
+    assert rig.node_object.labels[well_known.STATE_LABEL] == "success"
 
     del rig.fail_always["gpus.observe"]
     agent.check_drift("all-balanced", outcome)
     assert recovery(rig) == (expected and ("False", "NoRecoveryNeeded"))
-    assert rig.node.events.count("GpuRecovered") == (expected is not None)
+    assert rig.node_object.events.count("GpuRecovered") == (expected is not None)
 
 
 def test_a_fault_does_not_change_the_repair_by_another_program() -> None:
     rig, agent, outcome = node_at_rest()
-    rig.node.is_unschedulable, rig.node.taints = True, {"nvidia.com/gpu-error"}
+    rig.node_object.is_unschedulable, rig.node_object.taints = True, {"nvidia.com/gpu-error"}
     rig.pods.add("train", devices=frozenset(rig.gpus[0].mig_uuids[:1]))
     set_action(rig, RESET, 0)
 
     agent.check_drift("all-balanced", outcome)
 
     assert recovery(rig) == ("True", "GpuReset")
-    assert (rig.node.is_unschedulable, rig.node.taints) == (True, {"nvidia.com/gpu-error"})
-    assert not rig.node.has_reconfiguring_taint
+    assert (rig.node_object.is_unschedulable, rig.node_object.taints) == (
+        True,
+        {"nvidia.com/gpu-error"},
+    )
+    assert not rig.node_object.has_reconfiguring_taint
     assert "train" in rig.pods.names
     assert not {"workloads.evict", "workloads.delete", "gpus.execute"} & set(rig.log)
 
@@ -150,7 +156,7 @@ def test_repair_off_reports_nothing_on_the_node() -> None:
     agent.check_drift("all-balanced", outcome)
     agent.restore_without_request()
     agent.check_without_request()
-    assert (recovery(rig), rig.node.events) == (None, [])
+    assert (recovery(rig), rig.node_object.events) == (None, [])
 
 
 @pytest.mark.parametrize("is_silent", [False, True])
@@ -160,7 +166,7 @@ def test_a_fault_and_drift_are_published_without_the_right_to_list_pods(
     rig = repairs.stuck_node() if is_silent else repairs.faulty_node()
     agent = repairs.agent_of(rig)
     outcome = agents.run(rig, "all-balanced", by=agent)
-    rig.node.recovery_condition = None
+    rig.node_object.recovery_condition = None
     rig.fail_always["workloads.list"] = strikes.BROKEN["workloads"]
     if is_silent:
         rig.gpus = gpu_values.without_instances(rig.gpus, 1)
@@ -169,7 +175,7 @@ def test_a_fault_and_drift_are_published_without_the_right_to_list_pods(
         agent.check_drift("all-balanced", outcome)
 
     assert "Not reset now: broken." in repairs.message(rig)
-    assert (rig.node.labels[well_known.STATE_LABEL] == "failed") is is_silent
+    assert (rig.node_object.labels[well_known.STATE_LABEL] == "failed") is is_silent
 
 
 def test_a_node_without_a_request_is_checked_too() -> None:
@@ -191,7 +197,7 @@ def test_xids_are_counted_and_each_causes_one_event_an_hour() -> None:
     telemetry = fakes.FakeTelemetry()
     agent = agents.new_agent(rig, telemetry=telemetry)
     outcome = agents.run(rig, "all-balanced", by=agent)
-    rig.node.events.clear()
+    rig.node_object.events.clear()
     uuid = rig.gpus[0].uuid
 
     def report(*xids: int) -> None:
@@ -200,11 +206,11 @@ def test_xids_are_counted_and_each_causes_one_event_an_hour() -> None:
 
     report(94, 94, 154)
     report(94)
-    assert rig.node.events == ["GpuXid"]
-    assert f"Xid 94 of {uuid}, Xid 154 of {uuid}" in rig.node.event_messages[-1]
+    assert rig.node_object.events == ["GpuXid"]
+    assert f"Xid 94 of {uuid}, Xid 154 of {uuid}" in rig.node_object.event_messages[-1]
     rig.clock.now_s += 3600
     report(94)
-    assert rig.node.events == ["GpuXid", "GpuXid"]
+    assert rig.node_object.events == ["GpuXid", "GpuXid"]
     assert [xid for _, xid in telemetry.events["xid_reported"]] == [94, 94, 154, 94, 94]
 
 
@@ -218,5 +224,5 @@ def test_a_lost_write_is_tried_again_with_the_next_check() -> None:
     del rig.fail_always["node.patch"]
     agent.check_drift("all-balanced", outcome)
 
-    assert rig.node.events == ["GpuRecoveryNeeded"]
-    assert rig.node.published_gpus[0].recovery_action is RESET
+    assert rig.node_object.events == ["GpuRecoveryNeeded"]
+    assert rig.node_object.published_gpus[0].recovery_action is RESET

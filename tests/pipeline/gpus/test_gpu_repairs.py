@@ -36,8 +36,8 @@ def test_a_repair_evicts_only_the_pods_of_the_gpu_and_restores_all(
     assert gpu_values.geometry(rig.gpus) == gpu_values.geometry(before)
     assert not any(gpu.needs_recovery for gpu in rig.gpus)
     assert {step.gpu_uuid for step in rig.driver.executed_steps} == {before[0].uuid}
-    assert {"GpuRepairBegun", "Draining", "GpuRepaired", last} <= set(rig.node.events)
-    assert rig.node.labels[well_known.APPLIED_LABEL] == "all-balanced"
+    assert {"GpuRepairBegun", "Draining", "GpuRepaired", last} <= set(rig.node_object.events)
+    assert rig.node_object.labels[well_known.APPLIED_LABEL] == "all-balanced"
     ends.assert_restored(rig)
 
 
@@ -67,8 +67,10 @@ def test_a_gpu_reset_by_a_person_before_its_repair_uses_no_attempt() -> None:
     outcome = agents.run(rig, "all-balanced", by=agent)
 
     assert repairs.resets(rig) == 0
-    assert any(text.endswith("no longer needs a reset.") for text in rig.node.event_messages)
-    assert not any("was reset" in text for text in rig.node.event_messages)
+    assert any(
+        text.endswith("no longer needs a reset.") for text in rig.node_object.event_messages
+    )
+    assert not any("was reset" in text for text in rig.node_object.event_messages)
     repairs.break_gpus(rig, 0)
     assert agent.check_drift("all-balanced", outcome) is drift.Action.RUN
 
@@ -115,11 +117,11 @@ def test_a_fault_that_a_reset_does_not_cure_is_left_to_people(
 
 
 def cordon(rig: node_rig.NodeRig) -> None:
-    rig.node.is_unschedulable = True
+    rig.node_object.is_unschedulable = True
 
 
 def taint(rig: node_rig.NodeRig) -> None:
-    rig.node.taints.add("nvsentinel.example/quarantine")
+    rig.node_object.taints.add("nvsentinel.example/quarantine")
 
 
 def taint_device(rig: node_rig.NodeRig) -> None:
@@ -174,17 +176,17 @@ def test_a_repair_yields_and_the_condition_says_why(
     assert rig.gpus == before
     assert "affected" in rig.pods.names
     assert why in repairs.message(rig)
-    assert "GpuRepairBegun" not in rig.node.events
-    assert not rig.node.has_reconfiguring_taint
+    assert "GpuRepairBegun" not in rig.node_object.events
+    assert not rig.node_object.has_reconfiguring_taint
 
 
 def test_a_repair_begins_once_the_cordon_is_gone() -> None:
     rig = repairs.faulty_node()
-    rig.node.is_unschedulable = True
+    rig.node_object.is_unschedulable = True
     agent = repairs.agent_of(rig)
     outcome = repairs.serve(rig, agent)
     assert agent.check_drift("all-balanced", outcome) is drift.Action.REST
-    rig.node.is_unschedulable = False
+    rig.node_object.is_unschedulable = False
     assert agent.check_drift("all-balanced", outcome) is drift.Action.RUN
 
 
@@ -201,7 +203,7 @@ def test_a_repair_ignores_only_taints_that_the_gpu_pods_tolerate(
     key: str, tolerated: tuple[str, ...], expected: int
 ) -> None:
     rig = repairs.faulty_node()
-    rig.node.taints.add(key)
+    rig.node_object.taints.add(key)
     for uid, pod in rig.pods.items():
         if pod.gpu_resources:
             rig.pods.change(uid, tolerated=frozenset(tolerated))
@@ -221,9 +223,9 @@ def test_a_budget_stops_the_repair_and_the_layout_stays_a_success() -> None:
     assert "pdb" in outcome.message
     assert repairs.resets(rig) == 0
     assert rig.gpus == before
-    assert rig.node.labels[well_known.STATE_LABEL] == "success"
-    assert rig.node.labels[well_known.APPLIED_LABEL] == "all-balanced"
-    assert "GpuRepairFailed" in rig.node.events
+    assert rig.node_object.labels[well_known.STATE_LABEL] == "success"
+    assert rig.node_object.labels[well_known.APPLIED_LABEL] == "all-balanced"
+    assert "GpuRepairFailed" in rig.node_object.events
     assert "another begins at" in repairs.message(rig)
     assert {"affected", "spared"} <= rig.pods.names
     ends.assert_restored(rig)
@@ -257,13 +259,13 @@ def test_a_repair_that_could_not_begin_is_neither_failed_nor_delayed(
     with expectation:
         agents.run(rig, "all-balanced", by=agent)
 
-    assert rig.node.labels[well_known.STATE_LABEL] == state
-    assert "GpuRepairFailed" not in rig.node.events
+    assert rig.node_object.labels[well_known.STATE_LABEL] == state
+    assert "GpuRepairFailed" not in rig.node_object.events
     assert {"affected", "spared"} <= rig.pods.names
     lock.refusals, rig.kubelet.is_silent, rig.fail_always = 0, False, {}
     assert repairs.serve(rig, agent).state is model.State.SUCCESS
     assert repairs.resets(rig) == 1
-    assert [each["attempts"] for each in rig.node.request_record["repairs"]] == [1]
+    assert [each["attempts"] for each in rig.node_object.request_record["repairs"]] == [1]
 
 
 def test_each_attempt_reports_that_the_lock_delays_it_and_a_repair() -> None:
@@ -278,7 +280,7 @@ def test_each_attempt_reports_that_the_lock_delays_it_and_a_repair() -> None:
         outcome = repairs.request_other(rig, agent, attempt=attempt)
 
         assert outcome.reason is reasons.Reason.LOCKED
-        assert rig.node.status["attempt"] == attempt
+        assert rig.node_object.status["attempt"] == attempt
         # It has waited for the lock once.
         assert rig.clock.now_s - began_s < 2 * agents.TIMEOUTS["lock_timeout_s"]
 
@@ -304,7 +306,7 @@ def test_a_reset_that_cures_nothing_is_tried_once_and_then_pauses_longer() -> No
         assert repairs.resets(rig) == number
     assert pauses_s[0] >= 600
     assert sorted(set(pauses_s)) == pauses_s
-    assert rig.node.labels[well_known.STATE_LABEL] == "success"
+    assert rig.node_object.labels[well_known.STATE_LABEL] == "success"
     assert "spared" in rig.pods.names
 
 
@@ -352,7 +354,7 @@ def test_a_gpu_that_was_healthy_for_long_starts_with_the_first_pause() -> None:
     repairs.break_gpus(rig, 0)
     assert agent.check_drift("all-balanced", outcome) is drift.Action.RUN
     agents.run(rig, "all-balanced", by=agent)
-    assert [each["attempts"] for each in rig.node.request_record["repairs"]] == [1]
+    assert [each["attempts"] for each in rig.node_object.request_record["repairs"]] == [1]
 
 
 def test_a_refused_reset_restores_the_instances_and_is_reported() -> None:
@@ -373,7 +375,7 @@ def test_a_postponed_repair_keeps_the_message_of_a_failed_one() -> None:
     rig.clock.wait(DAY_S / 2)
     assert agent.check_drift("all-balanced", outcome) is drift.Action.RUN
 
-    rig.node.is_unschedulable = True
+    rig.node_object.is_unschedulable = True
 
     assert "only be reset together" in agents.run(rig, "all-balanced", by=agent).message
     assert rig.log.count("reset.reset") == 1
@@ -399,7 +401,7 @@ def test_a_gpu_that_is_lost_by_its_reset_leaves_the_others_serving() -> None:
     outcome = repairs.serve(rig)
     assert outcome.state is model.State.SUCCESS
     assert [gpu.uuid for gpu in outcome.verified_gpus.unreachable] == [uuid]
-    assert "GpuRepairFailed" in rig.node.events
+    assert "GpuRepairFailed" in rig.node_object.events
     assert "spared" in rig.pods.names
     ends.assert_restored(rig)
 

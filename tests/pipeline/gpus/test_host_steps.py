@@ -44,7 +44,7 @@ def test_services_keep_running_where_no_device_is_removed() -> None:
 
     ends.run_to(rig, ALL_1G, Reason.APPLIED)
     assert "services.stop" not in rig.log
-    assert not any("stopping" in message for message in rig.node.status_messages)
+    assert not any("stopping" in message for message in rig.node_object.status_messages)
 
 
 def test_service_that_does_not_stop_ends_the_run_before_gpus_change() -> None:
@@ -76,8 +76,8 @@ def test_a_service_that_does_not_start_is_reported_and_retried() -> None:
 
     assert outcome.reason is Reason.HOST_SERVICE_FAILED
     assert outcome.should_retry
-    assert rig.node.journal.host.stopped_services == ("nvsm.service",)
-    assert not rig.node.is_unschedulable
+    assert rig.node_object.journal.host.stopped_services == ("nvsm.service",)
+    assert not rig.node_object.is_unschedulable
 
     rig.host.broken_services.clear()
     ends.run_to(rig, "one-slice-changed", Reason.APPLIED, by=agent, attempt=2)
@@ -92,16 +92,16 @@ def test_a_journal_starts_no_service_that_is_not_in_the_list(requested: str | No
         config="one-slice-changed",
         host=journals.HostEntries(stopped_services=("debug-shell.service", "nvsm.service")),
     )
-    rig.node.annotations[well_known.JOURNAL_ANNOTATION] = forged.to_json()
+    rig.node_object.annotations[well_known.JOURNAL_ANNOTATION] = forged.to_json()
     agent = agents.start(rig, requested, service_names=lambda: ("dcgm.service", "nvsm.service"))
     if requested:
         assert agents.run(rig, requested, by=agent).state is model.State.SUCCESS
 
     assert not rig.host.services["debug-shell.service"]
     assert rig.host.services["nvsm.service"]
-    assert "HostServiceRefused" in rig.node.events
-    assert any("debug-shell.service" in message for message in rig.node.event_messages)
-    assert well_known.JOURNAL_ANNOTATION not in rig.node.annotations
+    assert "HostServiceRefused" in rig.node_object.events
+    assert any("debug-shell.service" in message for message in rig.node_object.event_messages)
+    assert well_known.JOURNAL_ANNOTATION not in rig.node_object.annotations
 
 
 def test_a_service_that_leaves_the_list_while_it_is_stopped_is_started() -> None:
@@ -113,7 +113,7 @@ def test_a_service_that_leaves_the_list_while_it_is_stopped_is_started() -> None
     ends.run_to(rig, "one-slice-changed", Reason.APPLIED, by=agent)
 
     assert not listed
-    assert "HostServiceRefused" not in rig.node.events
+    assert "HostServiceRefused" not in rig.node_object.events
 
 
 def test_a_failed_change_starts_the_services_again() -> None:
@@ -219,8 +219,8 @@ def test_a_rollback_that_waits_for_the_plugin_to_go_gives_signs_of_life() -> Non
     rig = nodes.node(layout="all-balanced")
     strikes.kill_before(rig, steps.CreateGpuInstance, ALL_1G)
     # Another program has resumed the plugin meanwhile, and removed the taint.
-    rig.node.has_reconfiguring_taint = False
-    rig.node.labels[well_known.PLUGIN_DEPLOY_LABEL] = "true"
+    rig.node_object.has_reconfiguring_taint = False
+    rig.node_object.labels[well_known.PLUGIN_DEPLOY_LABEL] = "true"
     rig.start_plugin()
     pulse = liveness.Pulse(lambda: rig.clock.now_s)
     pulse.beat()
@@ -299,7 +299,7 @@ def test_persistence_of_the_hosts_copy_counts_only_in_its_boot(
     uuid = rig.gpus[0].uuid
     rig.resets.without_persistence = {uuid}
     on_node = journals.Journal(config="all-balanced", boot_id=rig.host.boot_id)
-    rig.node.annotations[well_known.JOURNAL_ANNOTATION] = on_node.to_json()
+    rig.node_object.annotations[well_known.JOURNAL_ANNOTATION] = on_node.to_json()
     entries = journals.GpuEntries(persistent_gpus=(uuid,))
     copy = dataclasses.replace(on_node, boot_id=boot_id, gpus=entries)
     rig.host_copy_file.text = host_copy.to_json(
@@ -319,7 +319,7 @@ def test_persistence_mode_is_restored_once_that_is_possible(
     rig = nodes.node(layout="all-balanced")
     uuid = rig.gpus[0].uuid
     rig.resets.without_persistence = {uuid}
-    rig.node.annotations[well_known.JOURNAL_ANNOTATION] = journals.Journal(
+    rig.node_object.annotations[well_known.JOURNAL_ANNOTATION] = journals.Journal(
         config="all-balanced",
         boot_id=rig.host.boot_id,
         gpus=journals.GpuEntries(persistent_gpus=(uuid,)),
@@ -335,7 +335,7 @@ def test_persistence_mode_is_restored_once_that_is_possible(
     agents.take_over(rig, layout)
 
     assert rig.resets.without_persistence == set()
-    assert well_known.JOURNAL_ANNOTATION not in rig.node.annotations
+    assert well_known.JOURNAL_ANNOTATION not in rig.node_object.annotations
 
 
 @pytest.mark.parametrize("is_label_gone", [True, False])
@@ -353,7 +353,7 @@ def test_outdated_device_files_are_refreshed_by_a_new_agent(*, is_label_gone: bo
         assert not agents.undo(rig)
     else:
         assert agents.resume(rig, "all-1g.5gb").reason is Reason.ALREADY_APPLIED
-        assert "Recovered" not in rig.node.events
+        assert "Recovered" not in rig.node_object.events
 
     assert rig.host.refreshes == 1
     ends.assert_restored(rig)
@@ -374,7 +374,7 @@ def test_a_process_that_stays_ends_the_run_before_anything_is_destroyed() -> Non
 
     assert rig.clock.now_s >= 30
     assert (rig.driver.executed_steps, rig.gpus, rig.host.refreshes) == ([], before, 0)
-    assert rig.node.labels[well_known.APPLIED_LABEL] == "all-balanced"
+    assert rig.node_object.labels[well_known.APPLIED_LABEL] == "all-balanced"
 
 
 def test_a_process_that_ends_is_waited_for() -> None:

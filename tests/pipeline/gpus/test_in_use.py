@@ -138,7 +138,7 @@ def test_a_process_on_a_gpu_blocks_the_destruction_of_its_instances() -> None:
 def test_no_pod_is_evicted_while_an_unpaused_daemon_uses_a_device() -> None:
     rig = nodes.busy_node()
     deployed = {f"{well_known.DEPLOY_LABEL_PREFIX}driver": "true"}
-    rig.node.labels |= deployed
+    rig.node_object.labels |= deployed
     uid = rig.pods.add("watcher", node_selector=deployed, owner_kind="DaemonSet")
     rig.driver.processes = {rig.gpus[0].uuid: (process(f"pod {uid}"),)}
     texts = ("trainer (pid 7, pod default/watcher)",)
@@ -198,8 +198,8 @@ def test_pods_whose_devices_no_gpu_has_are_evicted_with_the_others() -> None:
     strikes.act_once(rig, lambda: not of_pods(rig, 0), rig.driver.processes.clear)
     ends.run_to(rig, "all-balanced", Reason.APPLIED)
     assert not any(name.startswith("gpu0") for name in rig.pods.names)
-    assert "default/gpu0-0" in rig.node.event_messages[0]
-    assert "no GPU has its device" in rig.node.event_messages[0]
+    assert "default/gpu0-0" in rig.node_object.event_messages[0]
+    assert "no GPU has its device" in rig.node_object.event_messages[0]
 
 
 def test_pods_with_missing_devices_are_not_evicted_without_a_request() -> None:

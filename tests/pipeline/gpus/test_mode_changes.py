@@ -302,7 +302,7 @@ def test_a_virtual_machine_reboots_once_if_allowed_and_gets_its_layout(boot: Boo
     node.host.may_reboot = True
     node.go_down("all")
 
-    assert node.node.labels[well_known.STATE_LABEL] == "rebooting"
+    assert node.node_object.labels[well_known.STATE_LABEL] == "rebooting"
     node.run_to("all", Reason.APPLIED)
     assert (node.asked_to_reset, node.host.reboots) == ([], 1)
     assert all(len(gpu.mig_uuids) == 2 for gpu in node.observe())

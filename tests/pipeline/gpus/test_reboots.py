@@ -49,11 +49,11 @@ def test_node_that_needs_a_reboot_reboots_once_and_gets_its_layout() -> None:
     go_down(rig)
 
     assert rig.host.reboots == 1
-    assert rig.node.labels[well_known.STATE_LABEL] == "rebooting"
-    assert rig.node.has_reconfiguring_taint
-    assert "Rebooting" in rig.node.events
-    assert rig.node.ready_reasons[-1] == "Rebooting"
-    assert rig.node.status["rebooted"] is True
+    assert rig.node_object.labels[well_known.STATE_LABEL] == "rebooting"
+    assert rig.node_object.has_reconfiguring_taint
+    assert "Rebooting" in rig.node_object.events
+    assert rig.node_object.ready_reasons[-1] == "Rebooting"
+    assert rig.node_object.status["rebooted"] is True
     rig.driver.mode_waits = False
     rig.restart_machine()
 
@@ -119,7 +119,7 @@ def test_a_reboot_activates_no_mode_of_an_older_rollback_that_was_refused() -> N
     nodes.must_reboot(rig)
 
     go_down(rig, "both", by=agents.start(rig, "both", layouts=ONE_OR_BOTH))
-    older = json.loads(rig.node.annotations[well_known.JOURNAL_ANNOTATION])["snapshot"]
+    older = json.loads(rig.node_object.annotations[well_known.JOURNAL_ANNOTATION])["snapshot"]
     rig.restart_machine()
     outcome = agents.resume(rig, "both", layouts=ONE_OR_BOTH)
 
@@ -135,7 +135,7 @@ def test_status_names_the_retry_while_the_driver_is_loading(attempt: int, after_
 
     agents.run(rig, "all-1g.5gb", attempt=attempt, retry_after_s=300.0)
 
-    assert rig.node.status["retryAt"] == rig.clock.now_iso(after_s=after_s)
+    assert rig.node_object.status["retryAt"] == rig.clock.now_iso(after_s=after_s)
 
 
 MANAGER: dict[str, Any] = {"labels": {"app": "nvidia-mig-manager"}, "owner_kind": "DaemonSet"}
@@ -162,7 +162,7 @@ def test_a_layout_that_a_reboot_took_is_not_labelled_until_it_is_back(
 
     assert agents.resume(rig, "all-1g.5gb").reason is reason
 
-    assert well_known.APPLIED_LABEL not in rig.node.labels
+    assert well_known.APPLIED_LABEL not in rig.node_object.labels
 
 
 def test_a_new_node_object_leads_to_no_second_reboot() -> None:
@@ -170,9 +170,9 @@ def test_a_new_node_object_leads_to_no_second_reboot() -> None:
     rig = nodes.rebooting_node()
     go_down(rig)
     restart_without_the_mode(rig)
-    rig.node.annotations.clear()
-    rig.node.labels.clear()
-    rig.node.has_reconfiguring_taint = False
+    rig.node_object.annotations.clear()
+    rig.node_object.labels.clear()
+    rig.node_object.has_reconfiguring_taint = False
 
     assert agents.resume(rig, "all-1g.5gb").reason is not Reason.APPLIED
 
@@ -193,13 +193,13 @@ def test_an_agent_stopped_after_reboot_and_lost_run_restores_the_node() -> None:
 
     with strikes.on_calls(rig, lose), pytest.raises(errors.ClusterError):
         agents.run(rig, "all-1g.5gb", by=agent)
-    assert rig.node.has_reconfiguring_taint
+    assert rig.node_object.has_reconfiguring_taint
 
     agent.stop()
 
-    assert rig.node.labels[well_known.STATE_LABEL] == "failed"
-    assert not rig.node.has_reconfiguring_taint
-    assert well_known.PAUSED_VALUE not in rig.node.labels.values()
+    assert rig.node_object.labels[well_known.STATE_LABEL] == "failed"
+    assert not rig.node_object.has_reconfiguring_taint
+    assert well_known.PAUSED_VALUE not in rig.node_object.labels.values()
 
 
 def test_another_layout_does_not_start_a_run_on_a_machine_that_goes_down() -> None:
@@ -256,7 +256,7 @@ def test_agent_that_starts_before_the_reboot_requests_it_again() -> None:
     go_down(rig, by=agents.start(rig, "all-1g.5gb"))
 
     assert rig.host.reboots == 2
-    assert rig.node.labels[well_known.STATE_LABEL] == "rebooting"
+    assert rig.node_object.labels[well_known.STATE_LABEL] == "rebooting"
 
 
 @pytest.mark.parametrize(
@@ -277,7 +277,7 @@ def test_run_that_fails_early_leads_to_no_second_reboot(
         return agents.start(rig, "all-1g.5gb", layouts=text, limits=limits)
 
     go_down(rig, by=successor())
-    before = rig.node.status
+    before = rig.node_object.status
     restart_without_the_mode(rig)
     if reason is Reason.INVALID_CONFIG:
         outcome = agents.run(rig, "all-1g.5gb", by=successor("version: v2"))
@@ -287,7 +287,7 @@ def test_run_that_fails_early_leads_to_no_second_reboot(
         outcome = agents.run(rig, "all-1g.5gb", by=successor())
         rig.fail_always.clear()
     assert outcome.reason is reason
-    after = rig.node.status
+    after = rig.node_object.status
     assert (after["rebooted"], after["configHash"]) == (True, before["configHash"])
 
     assert agents.run(rig, "all-1g.5gb", by=successor()).reason is Reason.RESET_REQUIRED
@@ -412,7 +412,7 @@ def test_a_refused_or_missing_reboot_fails_the_run_and_restores_the_node(
 
     assert {gpu.pending_mode for gpu in rig.gpus} == {model.MigMode.ENABLED}
     # It may be asked for again by the next agent.
-    is_counted = rig.node.status.get("rebooted", False)
+    is_counted = rig.node_object.status.get("rebooted", False)
     assert is_counted is not bool(fail_always)
 
 
@@ -482,5 +482,5 @@ def test_a_request_removed_during_the_reboot_restores_the_node() -> None:
     rig.restart_machine()
     agents.undo(rig)
 
-    assert rig.node.labels[well_known.STATE_LABEL] == "failed"
+    assert rig.node_object.labels[well_known.STATE_LABEL] == "failed"
     ends.assert_restored(rig)

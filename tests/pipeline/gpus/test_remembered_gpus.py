@@ -91,8 +91,8 @@ def test_devices_that_became_unknown_after_the_decision_evict_no_pod() -> None:
     agents.run(rig, "all-balanced", by=agent)
 
     assert (repairs.resets(rig), rig.pods.names) == (0, pods)
-    assert "GpuRepairFailed" not in rig.node.events
-    assert not rig.node.has_reconfiguring_taint
+    assert "GpuRepairFailed" not in rig.node_object.events
+    assert not rig.node_object.has_reconfiguring_taint
     assert agent.check_drift("all-balanced", outcome) is drift.Action.REST
 
 
@@ -104,7 +104,7 @@ def test_a_reset_that_leaves_the_gpu_silent_is_a_failed_repair() -> None:
     repairs.serve(rig)
 
     assert repairs.resets(rig) == 1
-    assert "GpuRepairFailed" in rig.node.events
+    assert "GpuRepairFailed" in rig.node_object.events
     assert "another begins at" in repairs.message(rig)
     assert "spared" in rig.pods.names
     ends.assert_restored(rig)

@@ -23,7 +23,7 @@ def test_another_request_supersedes_a_repair_which_then_begins_again() -> None:
         rig,
         "all-balanced",
         by=agent,
-        ends_when=lambda: rig.node.has_reconfiguring_taint,
+        ends_when=lambda: rig.node_object.has_reconfiguring_taint,
         is_replaced=True,
     )
     assert repairs.resets(rig) == 0
@@ -82,7 +82,7 @@ def test_a_repair_changes_no_gpu_whose_pods_it_has_not_drained(
 
     agents.run(rig, "half", by=agent)
 
-    assert "GpuRepairFailed" not in rig.node.events
+    assert "GpuRepairFailed" not in rig.node_object.events
     assert repairs.resets(rig) == 1
     present = {*rig.gpus[0].mig_uuids, *(gpu.uuid for gpu in rig.gpus)}
     assert all(devices <= present for devices in rig.kubelet.devices_by_pod.values())
@@ -118,7 +118,7 @@ def test_a_repair_that_waited_for_the_lock_leaves_no_node_pending() -> None:
 
     assert agents.run(rig, "all-balanced", by=agent).reason is reasons.Reason.LOCKED
 
-    assert rig.node.labels[well_known.STATE_LABEL] == "failed"
+    assert rig.node_object.labels[well_known.STATE_LABEL] == "failed"
     assert "slots.release" in rig.log
 
 
@@ -128,29 +128,29 @@ def test_a_superseded_repair_that_meets_the_lock_leaves_no_node_pending(ends_at:
     lock = fakes.FakeLock()
     agent = repairs.begun(rig, lock=lock)
     ends.supersede(rig, "all-balanced", by=agent, ends_at=ends_at, is_replaced=True)
-    assert rig.node.labels[well_known.STATE_LABEL] == "pending"
+    assert rig.node_object.labels[well_known.STATE_LABEL] == "pending"
     lock.refusals = 1000
 
     assert agents.run(rig, "all-balanced", by=agent).reason is reasons.Reason.LOCKED
 
-    assert rig.node.labels[well_known.STATE_LABEL] == "failed"
+    assert rig.node_object.labels[well_known.STATE_LABEL] == "failed"
 
 
 @pytest.mark.parametrize("change", ["report", "off", "no reset", "cordon"])
 def test_a_begun_repair_is_undone_once_the_agent_may_not_repair(change: str) -> None:
     rig = repairs.faulty_node()
-    strikes.kill_when(rig, lambda: rig.node.has_reconfiguring_taint, repairs.serve)
+    strikes.kill_when(rig, lambda: rig.node_object.has_reconfiguring_taint, repairs.serve)
     how = node_settings.RepairPolicy(change if change in ("report", "off") else "reset")
     rig.resets.are_available = change != "no reset"
-    rig.node.is_unschedulable = change == "cordon"
+    rig.node_object.is_unschedulable = change == "cordon"
     agent = repairs.agent_of(rig, limits={"repair": how})
     agent.recover("all-balanced")
 
     assert agents.run(rig, "all-balanced", by=agent).state is model.State.SUCCESS
     assert {"affected", "spared"} <= rig.pods.names
     assert repairs.resets(rig) == 0
-    assert "GpuRepairFailed" not in rig.node.events
-    rig.node.is_unschedulable = False
+    assert "GpuRepairFailed" not in rig.node_object.events
+    rig.node_object.is_unschedulable = False
     ends.assert_restored(rig)
 
 
@@ -161,11 +161,11 @@ def test_only_a_cordon_ends_a_repair_that_evicted_the_tolerating_pods(
 ) -> None:
     rig = repairs.faulty_node()
     before = gpu_values.geometry(rig.gpus)
-    rig.node.taints = {"dedicated"}
+    rig.node_object.taints = {"dedicated"}
     rig.pods.remove(rig.pods.uid_of("spared"))
-    rig.pods.change(rig.pods.uid_of("affected"), tolerated=frozenset(rig.node.taints))
+    rig.pods.change(rig.pods.uid_of("affected"), tolerated=frozenset(rig.node_object.taints))
     strikes.kill_when(rig, lambda: call in rig.log[:-1], repairs.serve)
-    rig.node.is_unschedulable = is_cordoned
+    rig.node_object.is_unschedulable = is_cordoned
 
     outcome = repairs.serve(rig)
 
@@ -180,14 +180,16 @@ def test_a_resumed_repair_has_failed_only_if_a_pod_was_evicted(pods_at_kill: set
     others = rig.pods.names - {"affected", "spared"}
     strikes.kill_when(
         rig,
-        lambda: rig.node.has_reconfiguring_taint and rig.pods.names - others == pods_at_kill,
+        lambda: (
+            rig.node_object.has_reconfiguring_taint and rig.pods.names - others == pods_at_kill
+        ),
         repairs.serve,
     )
     rig.kubelet.is_silent = True
     repairs.serve(rig)
 
     was_evicted = "affected" not in pods_at_kill
-    assert ("GpuRepairFailed" in rig.node.events) is was_evicted
+    assert ("GpuRepairFailed" in rig.node_object.events) is was_evicted
     rig.kubelet.is_silent = False
     repairs.serve(rig)
     assert repairs.resets(rig) == (0 if was_evicted else 1)
@@ -207,4 +209,4 @@ def test_a_repair_evicts_whatever_the_origin_of_the_layout() -> None:
     assert outcome.state is model.State.SUCCESS
     assert repairs.resets(rig) == 1
     assert "affected" not in rig.pods.names
-    assert rig.node.request_record["mayEvict"] is False
+    assert rig.node_object.request_record["mayEvict"] is False

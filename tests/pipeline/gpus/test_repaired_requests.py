@@ -19,15 +19,17 @@ def test_a_layout_waits_for_the_repair_of_its_gpu_before_an_eviction() -> None:
     assert outcome.message.endswith(f"To be reset by the agent: {rig.gpus[0]}.")
     assert {"affected", "spared"} <= rig.pods.names
     ends.assert_restored(rig)
-    assert rig.node.recovery_condition is not None
-    assert rig.node.recovery_condition["reason"] == "GpuReset"
-    assert rig.node.recovery_condition["message"].endswith(
+    assert rig.node_object.recovery_condition is not None
+    assert rig.node_object.recovery_condition["reason"] == "GpuReset"
+    assert rig.node_object.recovery_condition["message"].endswith(
         "The agent evicts its pods, and resets it."
     )
-    assert "nvidia-smi" not in rig.node.recovery_condition["message"]
+    assert "nvidia-smi" not in rig.node_object.recovery_condition["message"]
     outcome = repairs.request_other(rig, agent, attempt=2)
     assert outcome.state is model.State.SUCCESS
-    assert any("steps on the GPUs, with 1 reset" in each for each in rig.node.status_messages)
+    assert any(
+        "steps on the GPUs, with 1 reset" in each for each in rig.node_object.status_messages
+    )
     assert repairs.resets(rig) == 1
     assert ends.has_layout(rig, "all-1g.5gb")
     ends.assert_restored(rig)
@@ -68,7 +70,7 @@ def test_a_layout_evicts_no_pod_after_a_failed_repair() -> None:
 
     assert outcome.reason is reasons.Reason.GPU_NEEDS_RESET
     assert "only be reset together" in repairs.message(rig)
-    assert rig.node.labels[well_known.APPLIED_LABEL] == "all-balanced"
+    assert rig.node_object.labels[well_known.APPLIED_LABEL] == "all-balanced"
     assert "spared" in rig.pods.names
     assert agent.check_drift("all-1g.5gb", outcome) is drift.Action.REST
     ends.assert_restored(rig)
@@ -97,7 +99,7 @@ def test_a_repair_that_a_removed_label_prevented_may_begin_at_once() -> None:
 
 def test_a_failed_layout_runs_again_once_another_program_has_reset_the_gpu() -> None:
     rig = repairs.faulty_node()
-    rig.node.is_unschedulable = True
+    rig.node_object.is_unschedulable = True
     agent = repairs.agent_of(rig)
     outcome = repairs.request_other(rig, agent)
     assert (outcome.reason, outcome.should_retry) == (reasons.Reason.GPU_NEEDS_RESET, False)
@@ -127,5 +129,5 @@ def test_an_unknown_layout_does_not_block_a_repair() -> None:
     assert (outcome.reason, outcome.should_retry) == (reasons.Reason.UNKNOWN_CONFIG, False)
     assert repairs.resets(rig) == 1
     assert gpu_values.geometry(rig.gpus) == before
-    assert rig.node.labels[well_known.APPLIED_LABEL] == "all-balanced"
+    assert rig.node_object.labels[well_known.APPLIED_LABEL] == "all-balanced"
     ends.assert_restored(rig)

@@ -27,22 +27,22 @@ def problems_at_rest(
         if play.request_key[0] is None and rig.driver.lost:
             return []  # No repair follows, and the instances wait for this GPU.
         return [f"no end after {MAX_PAUSES} pauses"]
-    labels, gpus = rig.node.labels, layout_table.devices_in_words(rig.gpus)
+    labels, gpus = rig.node_object.labels, layout_table.devices_in_words(rig.gpus)
     problems = [*play.problems]
     state, applied = labels.get(well_known.STATE_LABEL), labels.get(well_known.APPLIED_LABEL)
     if not any(_is_end(play, NodeEnd(state, applied, gpus), each) for each in node_ends):
-        problems.append(f"ended {state} {applied} {gpus}: {rig.node.status.get('message')}")
+        problems.append(f"ended {state} {applied} {gpus}: {rig.node_object.status.get('message')}")
     expected_states = {outcome.state.value} if outcome and play.request_key[0] else set()
-    if len({state, rig.node.status.get("state"), *expected_states}) != 1:
+    if len({state, rig.node_object.status.get("state"), *expected_states}) != 1:
         problems.append(
-            f"label {state}, status {rig.node.status.get('state')}, not {expected_states}"
+            f"label {state}, status {rig.node_object.status.get('state')}, not {expected_states}"
         )
-    ready = (rig.node.ready_condition or {}).get("status")
+    ready = (rig.node_object.ready_condition or {}).get("status")
     if play.request_key[0] and ready != str(state == model.State.SUCCESS.value):
-        problems.append(f"ended {state} with the condition {rig.node.ready_condition}")
+        problems.append(f"ended {state} with the condition {rig.node_object.ready_condition}")
     problems += _not_restored(play)
     if play.is_as_begun and any(gpu.awaits_reset for gpu in rig.gpus):
-        problems.append(f"not repaired: {rig.node.recovery_condition}")
+        problems.append(f"not repaired: {rig.node_object.recovery_condition}")
     problems += _evicted_pods(play)
     if rig.dra_driver.is_installed:
         serving = rig.pods.dra_drivers
@@ -73,7 +73,7 @@ def _is_end(play: PlayedChange, end: NodeEnd, expected: NodeEnd) -> bool:
 def _not_restored(play: PlayedChange) -> Iterator[str]:
     rig = play.rig
     yield from ends.unrestored_on(rig)
-    if "MonitorNotReady" in rig.node.events and not rig.daemons.controller_away_until_s:
+    if "MonitorNotReady" in rig.node_object.events and not rig.daemons.controller_away_until_s:
         yield "a monitor is awaited that does not start"
 
 
@@ -81,7 +81,7 @@ def misnaming_problems(play: PlayedChange) -> Iterator[str]:
     """Yield a problem if the label names a layout that is not active."""
     change, gpus = play.change, layout_table.devices_in_words(play.rig.gpus)
     layouts = {change.was: change.before, change.layout: change.after, None: gpus}
-    applied = play.rig.node.labels.get(well_known.APPLIED_LABEL)
+    applied = play.rig.node_object.labels.get(well_known.APPLIED_LABEL)
     if layouts[applied] != gpus:
         yield f"killed with {gpus} as {applied}"
 

@@ -67,7 +67,7 @@ class PlayedChange:
         play.request(change.layout, change.custom)
         assert layout_table.devices_in_words(rig.gpus) == change.before
         play.pods = {uid: pod.name for uid, pod in rig.pods.items() if devices_of(rig, uid)}
-        rig.owner.deploy_labels = unrestored.deploy_labels(rig.node.labels)
+        rig.owner.deploy_labels = unrestored.deploy_labels(rig.node_object.labels)
         return play
 
     def fork(self) -> "PlayedChange":
@@ -126,7 +126,7 @@ class PlayedChange:
         self.is_dead = True
         instances = layout_table.devices_by_gpu(layout_table.devices_in_words(self.rig.gpus))
         self.remnants = frozenset(each.translate(_WITHOUT_PARENTHESES) for each in instances)
-        journal = self.rig.node.annotations.get(well_known.JOURNAL_ANNOTATION) or ""
+        journal = self.rig.node_object.annotations.get(well_known.JOURNAL_ANNOTATION) or ""
         self.was_about_to_evict |= '"hasEvicted": true' in journal
 
     def let_pods_go(self) -> None:
@@ -223,7 +223,7 @@ class _Pauses:
             raise agent_loop.EndOfPause
         if rig.owner.is_cordoned:
             # No repair begins before people uncordon the node.
-            rig.node.is_unschedulable = rig.owner.is_cordoned = False
+            rig.node_object.is_unschedulable = rig.owner.is_cordoned = False
             return agent_loop.CHECK_S
         checks = self._checks[len(self._agent.outcomes)]
         self._checks[len(self._agent.outcomes)] += 1

@@ -20,17 +20,17 @@ UPGRADING = f"{well_known.PAUSED_VALUE}_paused-for-driver-upgrade"
 def test_label_that_another_program_writes_keeps_its_value(*, ends_well: bool) -> None:
     key = "nvidia.com/gpu.deploy.dcgm"
     rig = nodes.node()
-    rig.node.labels[key] = "true"
+    rig.node_object.labels[key] = "true"
     rig.plugin.is_broken = not ends_well
 
     def upgrade_driver() -> None:
-        if rig.node.labels[key] == well_known.PAUSED_VALUE:
-            rig.node.labels[key] = UPGRADING
+        if rig.node_object.labels[key] == well_known.PAUSED_VALUE:
+            rig.node_object.labels[key] = UPGRADING
 
     rig.clock.on_wait.append(upgrade_driver)
 
     assert (agents.run(rig, "all-1g.5gb").state is model.State.SUCCESS) is ends_well
-    assert rig.node.labels[key] == UPGRADING
+    assert rig.node_object.labels[key] == UPGRADING
     ends.assert_restored(rig)
 
 
@@ -44,12 +44,14 @@ def test_clients_run_again_after_a_driver_upgrade_that_met_our_pause(
     began_s: list[float] = []
 
     def manage_driver() -> None:
-        if not began_s and {rig.node.labels[key] for key in upgraded} == {well_known.PAUSED_VALUE}:
+        if not began_s and {rig.node_object.labels[key] for key in upgraded} == {
+            well_known.PAUSED_VALUE
+        }:
             began_s.append(rig.clock.now_s)
-            rig.node.labels |= dict.fromkeys(upgraded, UPGRADING)
+            rig.node_object.labels |= dict.fromkeys(upgraded, UPGRADING)
         elif began_s and rig.clock.now_s > began_s[0] + ends_after_s:
             rig.clock.on_wait.remove(manage_driver)
-            rig.node.labels |= dict.fromkeys(upgraded, well_known.PAUSED_VALUE)
+            rig.node_object.labels |= dict.fromkeys(upgraded, well_known.PAUSED_VALUE)
 
     rig.clock.on_wait.append(manage_driver)
     while (outcome := agents.run(rig, "one-slice-changed", by=agent)).should_retry:
@@ -60,7 +62,7 @@ def test_clients_run_again_after_a_driver_upgrade_that_met_our_pause(
     assert rig.kubelet.schedulable == rig.plugin_devices
     rig.clock.wait(1000)
     agent.check_drift("one-slice-changed", outcome)
-    assert {rig.node.labels[key] for key in upgraded} == {"true"}
+    assert {rig.node_object.labels[key] for key in upgraded} == {"true"}
 
 
 @pytest.mark.parametrize("step", [steps.CreateGpuInstance, steps.CreateComputeInstance])
@@ -121,7 +123,7 @@ def test_node_is_restored_after_any_failed_call_and_the_retry_ends_alike(name: s
         except errors.ClusterError:
             agent.recover(change.layout, change.custom)
         else:
-            assert rig.node.labels[well_known.STATE_LABEL] in ("success", "failed"), index
+            assert rig.node_object.labels[well_known.STATE_LABEL] in ("success", "failed"), index
             ends.assert_restored_or_in_drain(rig, undisturbed[:index])
 
         assert not rig.fail_once_at, index
@@ -129,7 +131,7 @@ def test_node_is_restored_after_any_failed_call_and_the_retry_ends_alike(name: s
         ends.assert_restored(rig)
         assert kept <= rig.pods.keys(), index
         for key in node_advertisers.DEPLOY_LABELS:
-            assert rig.node.labels.get(key) == before.node.labels.get(key)
+            assert rig.node_object.labels.get(key) == before.node_object.labels.get(key)
         assert rig.pods.has_dra_driver is rig.dra_driver.is_installed, index
         assert bool(rig.pods.plugins) is not rig.dra_driver.is_installed, index
 
@@ -152,8 +154,8 @@ def test_api_outage_after_the_change_neither_fails_nor_rolls_back(name: str) -> 
         except errors.ClusterError:
             agent.recover(change.layout, change.custom)
             assert change.run(rig, agent, attempt=2).state is model.State.SUCCESS, index
-        assert "failed" not in rig.node.states, index
-        assert "restoring the previous instances" not in rig.node.status_messages, index
+        assert "failed" not in rig.node_object.states, index
+        assert "restoring the previous instances" not in rig.node_object.status_messages, index
         ends.assert_restored(rig)
 
 
@@ -171,9 +173,9 @@ def test_an_agent_that_stops_after_an_outage_in_mid_change_ends_the_run(name: st
         except errors.ClusterError:
             struck += 1
             agent.stop()
-            assert rig.node.labels[well_known.STATE_LABEL] == "failed", index
-            assert not rig.node.has_reconfiguring_taint, index
-            assert well_known.PAUSED_VALUE not in rig.node.labels.values(), index
+            assert rig.node_object.labels[well_known.STATE_LABEL] == "failed", index
+            assert not rig.node_object.has_reconfiguring_taint, index
+            assert well_known.PAUSED_VALUE not in rig.node_object.labels.values(), index
             successor = change.agent(rig)
             successor.recover(change.layout, change.custom)
             assert change.run(rig, successor).state is model.State.SUCCESS, index
@@ -181,7 +183,7 @@ def test_an_agent_that_stops_after_an_outage_in_mid_change_ends_the_run(name: st
 
 
 def stop_in_a_drain(rig: node_rig.NodeRig, agent: agents.AgentInMemory) -> None:
-    stop = fakes.FakeRequest(rig.clock, ends_when=lambda: rig.node.has_reconfiguring_taint)
+    stop = fakes.FakeRequest(rig.clock, ends_when=lambda: rig.node_object.has_reconfiguring_taint)
     with contextlib.suppress(errors.Superseded, errors.ClusterError):
         agents.run(rig, "one-slice-changed", by=agent, request=stop)
 
@@ -199,8 +201,8 @@ def test_an_agent_stopped_in_a_drain_restores_despite_a_failed_call() -> None:
 
         agent.stop()
 
-        assert rig.node.labels[well_known.STATE_LABEL] == "failed", index
-        assert not rig.node.has_reconfiguring_taint, index
+        assert rig.node_object.labels[well_known.STATE_LABEL] == "failed", index
+        assert not rig.node_object.has_reconfiguring_taint, index
 
 
 @pytest.mark.parametrize(
@@ -243,7 +245,7 @@ def test_the_node_is_restored_whenever_a_request_is_superseded(
             outcome = change.run(rig, request=request)
         except errors.Superseded:
             # The run for the next request says how that ends.
-            is_failed = rig.node.labels.get(well_known.STATE_LABEL) == "failed"
+            is_failed = rig.node_object.labels.get(well_known.STATE_LABEL) == "failed"
             assert is_failed is not replaced
         else:
             # It is verified; only the monitors were still pending.
@@ -251,7 +253,7 @@ def test_the_node_is_restored_whenever_a_request_is_superseded(
             assert rig.daemons.is_ready_by_label
 
         # Between the mode and the instances there are hooks, and a newer request ends them.
-        is_undone = "restoring the previous instances" in rig.node.status_messages
+        is_undone = "restoring the previous instances" in rig.node_object.status_messages
         is_executed = "gpus.execute" in rig.log and not is_undone
         assert rig.gpus == (after if is_executed else before)
         ends.assert_restored(rig, is_stopped=not replaced)

@@ -20,23 +20,23 @@ def after_failed_rollback() -> tuple[node_rig.NodeRig, tuple[model.Gpu, ...]]:
     before = rig.gpus
     with strikes.on_steps(rig, strikes.refuse(steps.CreateGpuInstance, times=9)):
         assert agents.run(rig, "one-slice-changed").should_retry
-    assert well_known.JOURNAL_ANNOTATION in rig.node.annotations
+    assert well_known.JOURNAL_ANNOTATION in rig.node_object.annotations
     return rig, before
 
 
 def test_failed_rollback_names_missing_instances_and_is_retried() -> None:
     rig, _ = after_failed_rollback()
 
-    message = rig.node.status_messages[-1]
+    message = rig.node_object.status_messages[-1]
     assert "still to do: GPU 0" in message
     assert "create GPU instance 2g.10gb at" in message
-    assert well_known.APPLIED_LABEL not in rig.node.labels
-    text = rig.node.annotations.pop(well_known.JOURNAL_ANNOTATION)
+    assert well_known.APPLIED_LABEL not in rig.node_object.labels
+    text = rig.node_object.annotations.pop(well_known.JOURNAL_ANNOTATION)
     journal = journals.Journal.from_json(text)
     assert journal == journal.remaining(node_entries.RunEnd.RESTORED)
     ends.assert_restored(rig)
 
-    rig.node.annotations[well_known.JOURNAL_ANNOTATION] = text
+    rig.node_object.annotations[well_known.JOURNAL_ANNOTATION] = text
     successor = agents.start(rig, "one-slice-changed")
     ends.run_to(rig, "one-slice-changed", Reason.APPLIED, by=successor, attempt=2)
     ends.assert_applied_label_is_true(rig)
@@ -52,8 +52,8 @@ def test_gpus_lost_in_a_change_are_unreachable_in_its_status() -> None:
     with strikes.on_steps(rig, lose_all):
         assert agents.run(rig, "one-slice-changed").should_retry
 
-    assert [gpu["index"] for gpu in rig.node.status["unreachableGpus"]] == [0, 1]
-    assert "gpus" not in rig.node.status
+    assert [gpu["index"] for gpu in rig.node_object.status["unreachableGpus"]] == [0, 1]
+    assert "gpus" not in rig.node_object.status
 
 
 @pytest.mark.parametrize("requested", ["too-much", "no-such-layout", "no-such-profile", None])
@@ -63,7 +63,7 @@ def test_failed_rollback_is_completed_for_an_impossible_request(requested: str |
     agents.take_over(rig, requested)
 
     assert ends.is_as_before(rig, before)
-    assert rig.node.labels[well_known.APPLIED_LABEL] == "all-balanced"
+    assert rig.node_object.labels[well_known.APPLIED_LABEL] == "all-balanced"
     ends.assert_restored(rig)
 
 
@@ -87,7 +87,9 @@ def test_a_final_failure_says_if_the_plugin_is_not_back(
     assert not outcome.should_retry
     assert ends.is_as_before(rig, before)
     assert ("no new device plugin pod is ready" in outcome.message) is is_broken
-    assert rig.node.labels.get(well_known.APPLIED_LABEL) == (None if is_broken else "all-balanced")
+    assert rig.node_object.labels.get(well_known.APPLIED_LABEL) == (
+        None if is_broken else "all-balanced"
+    )
 
 
 @pytest.mark.parametrize("boot_id", ["boot-1", "boot-2"])
@@ -98,7 +100,7 @@ def test_a_rollback_that_fails_again_is_not_announced_as_restored(boot_id: str) 
 
     assert agents.undo(rig)  # and is retried
 
-    assert "Recovered" not in rig.node.events
+    assert "Recovered" not in rig.node_object.events
 
 
 def test_a_failed_rollback_is_remembered_without_a_restart() -> None:
@@ -111,9 +113,9 @@ def test_a_failed_rollback_is_remembered_without_a_restart() -> None:
 
     ends.run_to(rig, "one-slice-changed", Reason.INSUFFICIENT_RESOURCES, by=agent, attempt=2)
 
-    assert well_known.JOURNAL_ANNOTATION not in rig.node.annotations
+    assert well_known.JOURNAL_ANNOTATION not in rig.node_object.annotations
     assert ends.is_as_before(rig, before)
-    assert rig.node.labels[well_known.APPLIED_LABEL] == "all-balanced"
+    assert rig.node_object.labels[well_known.APPLIED_LABEL] == "all-balanced"
 
 
 def test_layout_for_another_gpu_completes_an_older_rollback() -> None:
@@ -139,7 +141,8 @@ def test_a_stopped_run_names_what_an_older_change_still_has_to_restore() -> None
     ends.supersede(rig, "one-slice-changed", by=agent, ends_when=stop)
 
     assert (
-        "the interrupted change could not be rolled back: no pods" in rig.node.status_messages[-1]
+        "the interrupted change could not be rolled back: no pods"
+        in rig.node_object.status_messages[-1]
     )
 
 
@@ -160,7 +163,7 @@ def after_partial_rollback(
 
     with strikes.on_steps(rig, refuse_after_one_creation):
         assert agents.run(rig, layout).should_retry
-    assert well_known.JOURNAL_ANNOTATION in rig.node.annotations
+    assert well_known.JOURNAL_ANNOTATION in rig.node_object.annotations
     (new_device,) = (
         ci.uuid or ""
         for gi in rig.gpus[0].gpu_instances
@@ -192,10 +195,12 @@ def test_a_rollback_of_a_later_run_keeps_new_pods_away(requested: str | None) ->
 
     def admit() -> None:
         if rig.log[-1] == "gpus.execute":
-            tainted.append(rig.node.has_reconfiguring_taint)
-        is_due = rig.node.has_reconfiguring_taint and rig.clock.now_s > admitted_s
+            tainted.append(rig.node_object.has_reconfiguring_taint)
+        is_due = rig.node_object.has_reconfiguring_taint and rig.clock.now_s > admitted_s
         if is_due and not rig.pods[uid].is_admitted:
-            is_refused = rig.node.labels[well_known.PLUGIN_DEPLOY_LABEL] == well_known.PAUSED_VALUE
+            is_refused = (
+                rig.node_object.labels[well_known.PLUGIN_DEPLOY_LABEL] == well_known.PAUSED_VALUE
+            )
             phase = "Failed" if is_refused else "Running"
             rig.pods.change(uid, is_admitted=True, phase=phase)
 
@@ -211,7 +216,7 @@ def test_a_rollback_of_a_later_run_keeps_new_pods_away(requested: str | None) ->
 def test_a_rollback_keeps_a_device_that_a_pod_gets_while_services_stop() -> None:
     """The device plugin is a service that the agent does not know."""
     rig, _, new_device = after_partial_rollback()
-    del rig.node.labels[well_known.PLUGIN_DEPLOY_LABEL]
+    del rig.node_object.labels[well_known.PLUGIN_DEPLOY_LABEL]
     rig.pods.remove_if(clients.is_device_plugin)
     rig.host.services["dcgm.service"] = True
     strikes.act_once(
@@ -226,7 +231,7 @@ def test_a_rollback_keeps_a_device_that_a_pod_gets_while_services_stop() -> None
     assert rig.gpus == gpus
     assert "newcomer" in rig.pods.names
     assert rig.host.services == {"dcgm.service": True}
-    assert not rig.node.has_reconfiguring_taint
+    assert not rig.node_object.has_reconfiguring_taint
 
 
 def test_a_rollback_of_a_later_run_pauses_the_owners_extra_clients() -> None:
@@ -286,9 +291,9 @@ def test_a_rollback_runs_although_the_list_of_extra_clients_is_invalid() -> None
 
 def test_journal_of_a_newer_version_is_read_as_far_as_known() -> None:
     rig, before = after_failed_rollback()
-    newer = json.loads(rig.node.annotations[well_known.JOURNAL_ANNOTATION])
+    newer = json.loads(rig.node_object.annotations[well_known.JOURNAL_ANNOTATION])
     newer |= {"version": journals.JOURNAL_VERSION + 1, "unheardOf": ["x"]}
-    rig.node.annotations[well_known.JOURNAL_ANNOTATION] = json.dumps(newer)
+    rig.node_object.annotations[well_known.JOURNAL_ANNOTATION] = json.dumps(newer)
 
     agents.start(rig, None)
 
@@ -302,7 +307,7 @@ def test_a_rollback_that_failed_is_not_repeated_in_the_same_run() -> None:
 
     agents.run(rig, "one-slice-changed")
 
-    assert rig.node.status_messages.count("restoring the previous instances") == 1
+    assert rig.node_object.status_messages.count("restoring the previous instances") == 1
 
 
 @pytest.mark.parametrize("is_late", [False, True], ids=["before", "after the pause"])

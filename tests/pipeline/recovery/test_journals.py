@@ -21,27 +21,29 @@ def test_only_a_failure_that_passes_has_a_next_try_in_the_status(
 
     agents.run(rig, layout, attempt=3, retry_after_s=40)
 
-    assert rig.node.status["attempt"] == 3
-    assert rig.node.status.get("retryAt") == (rig.clock.now_iso(after_s=40) if passes else None)
+    assert rig.node_object.status["attempt"] == 3
+    assert rig.node_object.status.get("retryAt") == (
+        rig.clock.now_iso(after_s=40) if passes else None
+    )
 
 
 @pytest.mark.parametrize("text", ['{"version": 99}', "", "{" * 100_000], ids=range(3))
 def test_an_invalid_journal_is_set_aside_and_marked_labels_are_restored(text: str) -> None:
     rig = nodes.node()
-    rig.node.annotations[well_known.JOURNAL_ANNOTATION] = text
-    rig.node.labels[well_known.PLUGIN_DEPLOY_LABEL] = well_known.PAUSED_VALUE
-    rig.node.is_unschedulable = rig.node.has_reconfiguring_taint = True
+    rig.node_object.annotations[well_known.JOURNAL_ANNOTATION] = text
+    rig.node_object.labels[well_known.PLUGIN_DEPLOY_LABEL] = well_known.PAUSED_VALUE
+    rig.node_object.is_unschedulable = rig.node_object.has_reconfiguring_taint = True
 
     agents.start(rig, "all-1g.5gb")
 
-    assert rig.node.labels[well_known.PLUGIN_DEPLOY_LABEL] == "true"
-    assert not rig.node.has_reconfiguring_taint
-    assert rig.node.is_unschedulable
-    assert well_known.JOURNAL_ANNOTATION not in rig.node.annotations
-    kept = rig.node.annotations[well_known.UNREADABLE_JOURNAL_ANNOTATION]
+    assert rig.node_object.labels[well_known.PLUGIN_DEPLOY_LABEL] == "true"
+    assert not rig.node_object.has_reconfiguring_taint
+    assert rig.node_object.is_unschedulable
+    assert well_known.JOURNAL_ANNOTATION not in rig.node_object.annotations
+    kept = rig.node_object.annotations[well_known.UNREADABLE_JOURNAL_ANNOTATION]
     assert text.startswith(kept)
     assert len(kept) == min(len(text), 16 * 1024)
-    assert "JournalUnreadable" in rig.node.events
+    assert "JournalUnreadable" in rig.node_object.events
 
 
 def test_the_snapshot_of_a_journal_outlives_its_text() -> None:
@@ -61,18 +63,18 @@ def test_the_snapshot_of_a_journal_outlives_its_text() -> None:
 
 def test_labels_that_another_manager_paused_are_restored() -> None:
     rig = nodes.node(layout="all-balanced")
-    rig.node.labels[well_known.PLUGIN_DEPLOY_LABEL] = well_known.PAUSED_VALUE
-    rig.node.labels["nvidia.com/gpu.deploy.dcgm"] = "paused-for-driver-upgrade"
+    rig.node_object.labels[well_known.PLUGIN_DEPLOY_LABEL] = well_known.PAUSED_VALUE
+    rig.node_object.labels["nvidia.com/gpu.deploy.dcgm"] = "paused-for-driver-upgrade"
     rig.pods.clear()
 
     assert agents.resume(rig, "all-balanced").state is model.State.SUCCESS
     ends.assert_restored(rig)
-    assert rig.node.labels["nvidia.com/gpu.deploy.dcgm"] == "paused-for-driver-upgrade"
+    assert rig.node_object.labels["nvidia.com/gpu.deploy.dcgm"] == "paused-for-driver-upgrade"
 
 
 def paused_beside_nvidias_manager() -> node_rig.NodeRig:
     rig = nodes.node(layout="all-balanced")
-    rig.node.labels[well_known.PLUGIN_DEPLOY_LABEL] = well_known.PAUSED_VALUE
+    rig.node_object.labels[well_known.PLUGIN_DEPLOY_LABEL] = well_known.PAUSED_VALUE
     rig.pods.clear()
     rig.pods.add("nvidias", owner_kind="DaemonSet", container_names=("nvidia-mig-manager",))
     return rig
@@ -90,21 +92,21 @@ def test_pauses_are_left_to_a_running_foreign_manager(layout: str | None) -> Non
         assert outcome.state is model.State.FAILED
         agent.check_drift(layout, outcome)
 
-    assert rig.node.labels[well_known.PLUGIN_DEPLOY_LABEL] == well_known.PAUSED_VALUE
+    assert rig.node_object.labels[well_known.PLUGIN_DEPLOY_LABEL] == well_known.PAUSED_VALUE
 
 
 def test_pauses_of_an_allowed_manager_stay() -> None:
     rig = paused_beside_nvidias_manager()
-    rig.node.labels[well_known.PLUGIN_DEPLOY_LABEL] = "true"
+    rig.node_object.labels[well_known.PLUGIN_DEPLOY_LABEL] = "true"
     rig.advance()
-    rig.node.labels["nvidia.com/gpu.deploy.dcgm"] = well_known.PAUSED_VALUE
+    rig.node_object.labels["nvidia.com/gpu.deploy.dcgm"] = well_known.PAUSED_VALUE
     agent = agents.start(rig, "all-balanced", limits={"allows_foreign_managers": True})
 
     outcome = agents.run(rig, "all-balanced", by=agent)
     agent.check_drift("all-balanced", outcome)
 
     assert outcome.state is model.State.SUCCESS
-    assert rig.node.labels["nvidia.com/gpu.deploy.dcgm"] == well_known.PAUSED_VALUE
+    assert rig.node_object.labels["nvidia.com/gpu.deploy.dcgm"] == well_known.PAUSED_VALUE
 
 
 def test_pauses_are_restored_once_the_foreign_manager_is_gone() -> None:
@@ -125,11 +127,11 @@ def test_an_own_pause_is_restored_beside_a_foreign_manager() -> None:
     journal = journals.Journal(
         config="all-1g.5gb", node=node_entries.NodeEntries(paused_labels=paused)
     )
-    rig.node.annotations[well_known.JOURNAL_ANNOTATION] = journal.to_json()
+    rig.node_object.annotations[well_known.JOURNAL_ANNOTATION] = journal.to_json()
 
     agents.start(rig, None)
 
-    assert rig.node.labels[well_known.PLUGIN_DEPLOY_LABEL] == "true"
+    assert rig.node_object.labels[well_known.PLUGIN_DEPLOY_LABEL] == "true"
 
 
 def test_writes_of_another_program_since_the_crash_are_kept() -> None:
@@ -139,24 +141,27 @@ def test_writes_of_another_program_since_the_crash_are_kept() -> None:
     journal = journals.Journal(
         config="all-1g.5gb", node=node_entries.NodeEntries(paused_labels=paused)
     )
-    rig.node.annotations[well_known.JOURNAL_ANNOTATION] = journal.to_json()
-    rig.node.labels |= {well_known.PLUGIN_DEPLOY_LABEL: well_known.PAUSED_VALUE, dcgm: "false"}
+    rig.node_object.annotations[well_known.JOURNAL_ANNOTATION] = journal.to_json()
+    rig.node_object.labels |= {
+        well_known.PLUGIN_DEPLOY_LABEL: well_known.PAUSED_VALUE,
+        dcgm: "false",
+    }
 
     agents.start(rig, None)
 
-    assert rig.node.labels[well_known.PLUGIN_DEPLOY_LABEL] == "true"
-    assert rig.node.labels[dcgm] == "false"
+    assert rig.node_object.labels[well_known.PLUGIN_DEPLOY_LABEL] == "true"
+    assert rig.node_object.labels[dcgm] == "false"
     ends.assert_restored(rig)
 
 
 def test_node_without_a_request_does_not_stay_pending() -> None:
     rig = nodes.node()
-    rig.node.labels[well_known.STATE_LABEL] = "pending"
+    rig.node_object.labels[well_known.STATE_LABEL] = "pending"
 
     agents.new_agent(rig).restore_without_request()
 
-    assert rig.node.labels[well_known.STATE_LABEL] == "failed"
-    assert rig.node.status["reason"] == "Interrupted"
+    assert rig.node_object.labels[well_known.STATE_LABEL] == "failed"
+    assert rig.node_object.status["reason"] == "Interrupted"
 
 
 @pytest.mark.parametrize(
@@ -164,13 +169,13 @@ def test_node_without_a_request_does_not_stay_pending() -> None:
 )
 def test_node_without_a_request_keeps_its_state(state: dict[str, str]) -> None:
     rig = nodes.node()
-    rig.node.labels |= state
-    labels = dict(rig.node.labels)
+    rig.node_object.labels |= state
+    labels = dict(rig.node_object.labels)
 
     agents.new_agent(rig).restore_without_request()
 
-    assert rig.node.labels == labels
-    assert rig.node.states == rig.node.status_messages == []
+    assert rig.node_object.labels == labels
+    assert rig.node_object.states == rig.node_object.status_messages == []
 
 
 def test_node_without_a_request_publishes_its_gpus() -> None:
@@ -179,10 +184,10 @@ def test_node_without_a_request_publishes_its_gpus() -> None:
     agent = agents.new_agent(rig)
 
     assert agent.restore_without_request()
-    assert rig.node.annotations == {}
+    assert rig.node_object.annotations == {}
     rig.fail_always.clear()
     assert not agent.restore_without_request()
-    assert rig.node.published_gpus == rig.gpus
+    assert rig.node_object.published_gpus == rig.gpus
     rig.log.clear()
     assert not agent.restore_without_request()
     assert "node.patch" not in rig.log
@@ -201,7 +206,7 @@ def test_an_unfinished_restore_is_retried_after_the_label_is_removed() -> None:
     assert not agent.restore_without_request()
 
     assert rig.host.services["dcgm.service"]
-    assert well_known.JOURNAL_ANNOTATION not in rig.node.annotations
+    assert well_known.JOURNAL_ANNOTATION not in rig.node_object.annotations
 
 
 def test_a_retry_that_can_observe_no_gpu_says_which_attempt_it_is() -> None:

@@ -21,8 +21,8 @@ def test_successor_without_the_lock_leaves_the_change_to_its_agent(end: str) -> 
     successor = agents.new_agent(rig, lock=lock)
 
     def start_successor() -> None:
-        journal = rig.node.annotations[well_known.JOURNAL_ANNOTATION]
-        labels = dict(rig.node.labels)
+        journal = rig.node_object.annotations[well_known.JOURNAL_ANNOTATION]
+        labels = dict(rig.node_object.labels)
         successor.recover("one-slice-changed")
         if end == "locked":
             assert agents.run(rig, "one-slice-changed", by=successor).reason is Reason.LOCKED
@@ -31,9 +31,9 @@ def test_successor_without_the_lock_leaves_the_change_to_its_agent(end: str) -> 
                 rig, "one-slice-changed", by=successor, ends_at=2, is_replaced=end == "replaced"
             )
             successor.stop()
-        labels |= {well_known.STATE_LABEL: rig.node.labels[well_known.STATE_LABEL]}
-        assert rig.node.annotations[well_known.JOURNAL_ANNOTATION] == journal
-        assert (rig.node.has_reconfiguring_taint, rig.node.labels) == (True, labels)
+        labels |= {well_known.STATE_LABEL: rig.node_object.labels[well_known.STATE_LABEL]}
+        assert rig.node_object.annotations[well_known.JOURNAL_ANNOTATION] == journal
+        assert (rig.node_object.has_reconfiguring_taint, rig.node_object.labels) == (True, labels)
 
     strikes.at_first_step(rig, start_successor)
     assert agents.run(rig, "one-slice-changed").reason is Reason.APPLIED
@@ -106,12 +106,12 @@ def test_pauses_written_back_by_a_driver_manager_after_a_kill_are_resumed(
     for _, rig, _ in strikes.kills(
         nodes.monitored_node, lambda rig: agents.run(rig, "one-slice-changed")
     ):
-        labels, value = rig.node.labels, well_known.PAUSED_VALUE
+        labels, value = rig.node_object.labels, well_known.PAUSED_VALUE
         paused = [key for key in labels if labels[key] == value]
         labels |= dict.fromkeys(paused, f"{value}_paused-for-driver-upgrade")
         agent = agents.start(rig, "one-slice-changed")
         act(rig, agent)
-        rig.node.labels |= dict.fromkeys(paused, well_known.PAUSED_VALUE)
+        rig.node_object.labels |= dict.fromkeys(paused, well_known.PAUSED_VALUE)
         written_back += bool(paused)
         act_again(rig, agent)
         ends.assert_restored(rig)
@@ -126,12 +126,15 @@ def restore_all(rig: node_rig.NodeRig) -> None:
         lambda: saved.log[-1] == "gpus.execute",
         lambda rig: agents.run(rig, "one-slice-changed"),
     )
-    rig.node.labels, rig.node.annotations = saved.node.labels, saved.node.annotations
-    rig.node.has_reconfiguring_taint = True
+    rig.node_object.labels, rig.node_object.annotations = (
+        saved.node_object.labels,
+        saved.node_object.annotations,
+    )
+    rig.node_object.has_reconfiguring_taint = True
 
 
 def restore_taint(rig: node_rig.NodeRig) -> None:
-    rig.node.has_reconfiguring_taint = True
+    rig.node_object.has_reconfiguring_taint = True
 
 
 def restore_taint_and_journal(rig: node_rig.NodeRig) -> None:
@@ -139,11 +142,11 @@ def restore_taint_and_journal(rig: node_rig.NodeRig) -> None:
     journal = journals.Journal(
         config="one-slice-changed", gpus=journals.GpuEntries(has_stale_files=True)
     )
-    rig.node.annotations[well_known.JOURNAL_ANNOTATION] = journal.to_json()
+    rig.node_object.annotations[well_known.JOURNAL_ANNOTATION] = journal.to_json()
 
 
 def restore_state(rig: node_rig.NodeRig) -> None:
-    rig.node.labels[well_known.STATE_LABEL] = "pending"
+    rig.node_object.labels[well_known.STATE_LABEL] = "pending"
 
 
 PARTS = {
@@ -184,7 +187,7 @@ def test_a_change_that_a_backup_restores_is_undone_without_a_request(part: str) 
     assert agent.check_without_request() is not drift.Action.REST
     assert not agent.restore_without_request()
     ends.assert_restored(rig)
-    assert rig.node.labels[well_known.STATE_LABEL] != "pending"
+    assert rig.node_object.labels[well_known.STATE_LABEL] != "pending"
     assert agent.check_without_request() is drift.Action.REST
     # Only the whole backup has the GPUs before the change.
     assert ends.has_layout(rig, "all-balanced" if part == "all" else "one-slice-changed")
@@ -210,7 +213,7 @@ def test_a_killed_run_that_is_to_be_resumed_keeps_the_node_closed() -> None:
 
     agents.start(rig, "one-slice-changed")
 
-    assert rig.node.has_reconfiguring_taint
+    assert rig.node_object.has_reconfiguring_taint
 
 
 def test_a_record_that_the_host_could_not_save_is_saved_later() -> None:
@@ -316,13 +319,13 @@ def test_services_start_after_the_rollback_of_a_resumed_run() -> None:
 def test_failed_read_does_not_keep_a_stopping_agent_from_reopening() -> None:
     rig = nodes.busy_node()
     agent = agents.new_agent(rig)
-    rig.node.has_reconfiguring_taint = True
+    rig.node_object.has_reconfiguring_taint = True
     journal = journals.Journal(
         config="one-slice-changed",
         is_draining=True,
         node=node_entries.NodeEntries(has_reconfiguring_taint=True),
     )
-    rig.node.annotations[well_known.JOURNAL_ANNOTATION] = journal.to_json()
+    rig.node_object.annotations[well_known.JOURNAL_ANNOTATION] = journal.to_json()
     agent.recover("one-slice-changed")
     agent.mark_outdated()
     rig.fail_always = {"node.read": strikes.BROKEN["node"]}
@@ -332,8 +335,8 @@ def test_failed_read_does_not_keep_a_stopping_agent_from_reopening() -> None:
 
     agent.stop()
 
-    assert not rig.node.has_reconfiguring_taint
-    assert rig.node.status["config"] == "one-slice-changed"
+    assert not rig.node_object.has_reconfiguring_taint
+    assert rig.node_object.status["config"] == "one-slice-changed"
 
 
 def stop_and_restore(rig: node_rig.NodeRig, agent: agents.AgentInMemory) -> None:
@@ -342,8 +345,8 @@ def stop_and_restore(rig: node_rig.NodeRig, agent: agents.AgentInMemory) -> None
 
     agent.stop()
 
-    assert rig.node.labels[well_known.STATE_LABEL] == "failed"
-    assert well_known.JOURNAL_ANNOTATION not in rig.node.annotations
+    assert rig.node_object.labels[well_known.STATE_LABEL] == "failed"
+    assert well_known.JOURNAL_ANNOTATION not in rig.node_object.annotations
     assert not rig.hooks.pending_exit
     ends.assert_restored(rig, is_stopped=True)
 

@@ -63,9 +63,10 @@ def test_instance_that_the_interrupted_change_did_not_create_stays() -> None:
 
     assert place in {gi.placement for gi in rig.gpus[0].gpu_instances}
     assert any(
-        f"at {place} on GPU 0 is new, and is kept" in text for text in rig.node.event_messages
+        f"at {place} on GPU 0 is new, and is kept" in text
+        for text in rig.node_object.event_messages
     )
-    journal = rig.node.journal
+    journal = rig.node_object.journal
     assert journal.gpus.snapshot
     assert not journal.node.has_reconfiguring_taint
     assert successor.restore_without_request()
@@ -74,7 +75,7 @@ def test_instance_that_the_interrupted_change_did_not_create_stays() -> None:
     rig.gpus = (dataclasses.replace(rig.gpus[0], gpu_instances=instances), *rig.gpus[1:])
     assert not successor.restore_without_request()
     assert ends.is_as_before(rig, before)
-    assert well_known.JOURNAL_ANNOTATION not in rig.node.annotations
+    assert well_known.JOURNAL_ANNOTATION not in rig.node_object.annotations
 
 
 def test_instance_created_after_a_refused_rollback_stays() -> None:
@@ -119,7 +120,7 @@ def node_with_lost_gpu() -> tuple[node_rig.NodeRig, model.GpuSnapshot]:
     journal = journals.Journal(
         config="all-1g.5gb", gpus=journals.GpuEntries(snapshot=(lost.snapshot,))
     )
-    rig.node.annotations[well_known.JOURNAL_ANNOTATION] = journal.to_json()
+    rig.node_object.annotations[well_known.JOURNAL_ANNOTATION] = journal.to_json()
     return rig, lost.snapshot
 
 
@@ -132,7 +133,7 @@ mig-configs:
 
 
 def pending(rig: node_rig.NodeRig) -> tuple[str, ...]:
-    text = rig.node.annotations.get(well_known.JOURNAL_ANNOTATION)
+    text = rig.node_object.annotations.get(well_known.JOURNAL_ANNOTATION)
     return (
         tuple(gpu.uuid for gpu in journals.Journal.from_json(text).gpus.snapshot) if text else ()
     )
@@ -195,24 +196,24 @@ def test_a_rollback_that_is_refused_again_emits_no_event() -> None:
     strikes.kill_before(rig, steps.CreateGpuInstance, "one-slice-changed", number=2)
     rig.pods.add("newcomer", devices=frozenset({nodes.device_at(rig, 0)}))
     assert agents.undo(rig)
-    assert rig.node.events.count("Recovered") == 1
-    journal = rig.node.journal
+    assert rig.node_object.events.count("Recovered") == 1
+    journal = rig.node_object.journal
     first, *others = journal.gpus.snapshot
     gone = model.Creation(rig.gpus[0].gpu_instances[0].profile, model.Placement(6, 1))
     first = dataclasses.replace(first, created=(*(first.created or ()), gone))
     journal = dataclasses.replace(journal, gpus=journal.gpus.with_snapshot((first, *others)))
-    rig.node.annotations[well_known.JOURNAL_ANNOTATION] = journal.to_json()
+    rig.node_object.annotations[well_known.JOURNAL_ANNOTATION] = journal.to_json()
 
     assert agents.undo(rig)
 
-    assert rig.node.events.count("Recovered") == 1
+    assert rig.node_object.events.count("Recovered") == 1
 
 
 def test_a_rollback_that_a_pod_prevents_pauses_no_device_plugin() -> None:
     rig = nodes.node(layout="all-1g.5gb")
     before = nodes.node(layout="all-balanced").gpus[0].snapshot
     journal = journals.Journal(config="all-1g.5gb", gpus=journals.GpuEntries(snapshot=(before,)))
-    rig.node.annotations = {well_known.JOURNAL_ANNOTATION: journal.to_json()}
+    rig.node_object.annotations = {well_known.JOURNAL_ANNOTATION: journal.to_json()}
     rig.pods.add("new", devices=frozenset({rig.gpus[0].mig_uuids[0]}))
     pods = dict(rig.pods)
 
@@ -230,8 +231,8 @@ def test_a_resumed_run_that_rolls_back_publishes_the_restored_gpus() -> None:
 
     assert agents.resume(rig, "one-slice-changed", layouts=text).reason is Reason.DOES_NOT_FIT
 
-    assert gpu_values.geometry(rig.node.published_gpus) == gpu_values.geometry(before)
-    assert rig.node.labels[well_known.APPLIED_LABEL] == "all-balanced"
+    assert gpu_values.geometry(rig.node_object.published_gpus) == gpu_values.geometry(before)
+    assert rig.node_object.labels[well_known.APPLIED_LABEL] == "all-balanced"
 
 
 def test_layout_for_all_gpus_replaces_a_pending_restore() -> None:

@@ -55,22 +55,22 @@ def _request_nothing(play: PlayedChange) -> None:
 
 
 def _write_deploy_label(play: PlayedChange) -> None:
-    if well_known.PLUGIN_DEPLOY_LABEL in play.rig.node.labels:
-        play.rig.node.labels[well_known.PLUGIN_DEPLOY_LABEL] = "true"
+    if well_known.PLUGIN_DEPLOY_LABEL in play.rig.node_object.labels:
+        play.rig.node_object.labels[well_known.PLUGIN_DEPLOY_LABEL] = "true"
 
 
 def _disable_monitor(play: PlayedChange, value: str | None) -> None:
-    for labels in (play.rig.node.labels, play.rig.owner.deploy_labels):
+    for labels in (play.rig.node_object.labels, play.rig.owner.deploy_labels):
         if labels.pop(nodes.EXPORTER, None) and value:
             labels[nodes.EXPORTER] = value
 
 
 def _cordon(play: PlayedChange) -> None:
-    play.rig.node.is_unschedulable = play.rig.owner.is_cordoned = True
+    play.rig.node_object.is_unschedulable = play.rig.owner.is_cordoned = True
 
 
 def _remove_taint(play: PlayedChange) -> None:
-    play.rig.node.has_reconfiguring_taint = False
+    play.rig.node_object.has_reconfiguring_taint = False
 
 
 def _start_services(play: PlayedChange) -> None:
@@ -79,13 +79,13 @@ def _start_services(play: PlayedChange) -> None:
 
 
 def _remove_journal(play: PlayedChange) -> None:
-    play.rig.node.annotations.pop(well_known.JOURNAL_ANNOTATION, None)
+    play.rig.node_object.annotations.pop(well_known.JOURNAL_ANNOTATION, None)
 
 
 def _cut_journal(play: PlayedChange) -> None:
-    text = play.rig.node.annotations.get(well_known.JOURNAL_ANNOTATION)
+    text = play.rig.node_object.annotations.get(well_known.JOURNAL_ANNOTATION)
     if text is not None and text.endswith("}"):
-        play.rig.node.annotations[well_known.JOURNAL_ANNOTATION] = text[: len(text) // 2]
+        play.rig.node_object.annotations[well_known.JOURNAL_ANNOTATION] = text[: len(text) // 2]
 
 
 def _start_pod(play: PlayedChange, *, is_spared: bool = False, is_late: bool = False) -> None:

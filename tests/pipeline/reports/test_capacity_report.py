@@ -25,7 +25,7 @@ def rig() -> node_rig.NodeRig:
 
 def published_use(rig: node_rig.NodeRig) -> list[list[list[int]]]:
     """Return the published spans in use, GPU by GPU."""
-    data = json.loads(rig.node.annotations[well_known.CAPACITY_ANNOTATION])
+    data = json.loads(rig.node_object.annotations[well_known.CAPACITY_ANNOTATION])
     return [gpu["inUse"] for gpu in data["gpus"]]
 
 
@@ -61,7 +61,7 @@ def test_run_publishes_use_and_room_in_its_last_patch(rig: node_rig.NodeRig) -> 
 
     agents.run(rig, "all-balanced", by=agents.new_agent(rig, telemetry=telemetry))
 
-    first, second = json.loads(rig.node.annotations[well_known.CAPACITY_ANNOTATION])["gpus"]
+    first, second = json.loads(rig.node_object.annotations[well_known.CAPACITY_ANNOTATION])["gpus"]
     assert first["inUse"] == [[0, 2]]
     assert second["inUse"] == [[4, 4]]
     assert first["room"]["3g.20gb"] == 1
@@ -138,10 +138,10 @@ def test_change_of_use_at_rest_is_published_in_one_patch(rig: node_rig.NodeRig) 
 def test_gpus_that_another_manager_changes_are_published_later(rig: node_rig.NodeRig) -> None:
     lock = fakes.FakeLock(refusals=10**9)
     agent = on_demand(rig, lock=lock)
-    rig.node.annotations.clear()
+    rig.node_object.annotations.clear()
 
     catch_up(rig, agent, most=3)
-    assert well_known.CAPACITY_ANNOTATION not in rig.node.annotations
+    assert well_known.CAPACITY_ANNOTATION not in rig.node_object.annotations
     lock.refusals = 0
     catch_up(rig, agent)
 
@@ -227,7 +227,7 @@ def test_a_bug_in_an_observation_fails_no_run(rig: node_rig.NodeRig) -> None:
     agent = on_demand(rig, processes=list_processes)
 
     assert agents.run(rig, "all-balanced", by=agent).state is model.State.SUCCESS
-    assert well_known.CAPACITY_ANNOTATION not in rig.node.annotations
+    assert well_known.CAPACITY_ANNOTATION not in rig.node_object.annotations
 
 
 def test_processes_are_listed_only_on_demand_and_until_they_end(rig: node_rig.NodeRig) -> None:
@@ -264,7 +264,7 @@ def test_unknown_use_after_a_run_is_removed_and_observed_on_demand(rig: node_rig
 
     agents.run(rig, "all-balanced", by=agent)
 
-    assert well_known.CAPACITY_ANNOTATION not in rig.node.annotations
+    assert well_known.CAPACITY_ANNOTATION not in rig.node_object.annotations
     rig.kubelet.is_silent = False
     catch_up(rig, agent)
     assert published_use(rig) == [[[0, 2]], [[4, 4]]]
@@ -282,7 +282,7 @@ def test_drift_is_published_with_the_use_of_its_instances(rig: node_rig.NodeRig)
     agent.check_drift("all-balanced", outcome)
     catch_up(rig, agent)
 
-    assert len(rig.node.published_gpus[0].gpu_instances) == len(kept)
+    assert len(rig.node_object.published_gpus[0].gpu_instances) == len(kept)
     assert published_use(rig) == [[[0, 2]], [[4, 4]]]
 
 
@@ -293,7 +293,7 @@ def test_gpus_changed_at_rest_are_published_with_their_use(
     first = layout_table.rule_line("[0]", {"1g.5gb": 2, "2g.10gb": 1, "3g.20gb": 1})
     agent = agents.new_agent(rig, layouts=f"{agents.CONFIG}  first:\n{first}\n")
     outcome = agents.run(rig, layout, by=agent) if layout else agent.restore_without_request()
-    backup = dict(rig.node.annotations)
+    backup = dict(rig.node_object.annotations)
 
     def check() -> None:
         if layout and isinstance(outcome, outcomes.Outcome):
@@ -311,9 +311,9 @@ def test_gpus_changed_at_rest_are_published_with_their_use(
     assert patches(rig) == before
     # Another program restores the Node.
     for key in (well_known.GPUS_ANNOTATION, well_known.CAPACITY_ANNOTATION):
-        rig.node.annotations[key] = backup[key]
+        rig.node_object.annotations[key] = backup[key]
     check()
-    assert gpu_values.geometry(rig.node.published_gpus) == gpu_values.geometry(rig.gpus)
+    assert gpu_values.geometry(rig.node_object.published_gpus) == gpu_values.geometry(rig.gpus)
     assert published_use(rig) == [[[0, 2]], []]
 
 
@@ -326,7 +326,7 @@ def test_gpus_that_cannot_be_observed_are_not_shown(
     agent.capacity.follow(is_on_demand=True, has_changed=False)
     catch_up(rig, agent)
     keys = (well_known.GPUS_ANNOTATION, well_known.CAPACITY_ANNOTATION)
-    before = {key: rig.node.annotations[key] for key in keys}
+    before = {key: rig.node_object.annotations[key] for key in keys}
 
     def check() -> None:
         if layout and isinstance(outcome, outcomes.Outcome):
@@ -339,11 +339,11 @@ def test_gpus_that_cannot_be_observed_are_not_shown(
     rig.fail_always["gpus.observe"] = errors.HardwareError("lost", reason=reasons.Reason.GPU_LOST)
     for _ in range(2):
         check()
-        assert not rig.node.annotations.keys() & set(keys)
+        assert not rig.node_object.annotations.keys() & set(keys)
 
     del rig.fail_always["gpus.observe"]
     check()
-    assert rig.node.annotations[keys[0]] == before[keys[0]]
+    assert rig.node_object.annotations[keys[0]] == before[keys[0]]
     assert published_use(rig) == [[[0, 2]], [[4, 4]]]
 
 
@@ -359,11 +359,11 @@ def test_gpus_and_use_are_shown_again_soon_after_a_check_that_failed_once(
     )
     agent.check_drift("all-balanced", outcome)
     del rig.fail_always["gpus.observe"]
-    assert well_known.GPUS_ANNOTATION not in rig.node.annotations
+    assert well_known.GPUS_ANNOTATION not in rig.node_object.annotations
 
     catch_up(rig, agent)
 
-    assert well_known.GPUS_ANNOTATION in rig.node.annotations
+    assert well_known.GPUS_ANNOTATION in rig.node_object.annotations
     assert published_use(rig) == [[[0, 2]], [[4, 4]]]
 
 
@@ -372,14 +372,14 @@ def test_a_run_that_can_observe_no_gpu_publishes_none(rig: node_rig.NodeRig) -> 
     rig.fail_always["gpus.observe"] = errors.HardwareError("lost", reason=reasons.Reason.GPU_LOST)
 
     assert agents.run(rig, "all-1g.5gb", by=agent).reason is reasons.Reason.GPU_LOST
-    assert not rig.node.annotations.keys() & {
+    assert not rig.node_object.annotations.keys() & {
         well_known.GPUS_ANNOTATION,
         well_known.CAPACITY_ANNOTATION,
     }
 
 
 def test_new_agent_observes_the_gpus_for_its_first_report(rig: node_rig.NodeRig) -> None:
-    rig.node.annotations.clear()
+    rig.node_object.annotations.clear()
     agent = agents.new_agent(rig)
 
     agent.capacity.follow(is_on_demand=True, has_changed=False)
@@ -387,7 +387,7 @@ def test_new_agent_observes_the_gpus_for_its_first_report(rig: node_rig.NodeRig)
 
     assert rig.log.count("gpus.observe") == 1
     assert {well_known.CAPACITY_ANNOTATION, well_known.GPUS_ANNOTATION} == set(
-        rig.node.annotations
+        rig.node_object.annotations
     )
     assert patches(rig) == 1
 
@@ -395,19 +395,21 @@ def test_new_agent_observes_the_gpus_for_its_first_report(rig: node_rig.NodeRig)
 def test_a_node_that_is_registered_again_gets_everything_again(rig: node_rig.NodeRig) -> None:
     agent = on_demand(rig)
     catch_up(rig, agent)
-    before = dict(rig.node.annotations)
-    rig.node.annotations.clear()
+    before = dict(rig.node_object.annotations)
+    rig.node_object.annotations.clear()
 
     agent.forget_node()
     catch_up(rig, agent)
 
     for key in (well_known.CAPACITY_ANNOTATION, well_known.GPUS_ANNOTATION):
-        assert json.loads(rig.node.annotations[key])["gpus"] == json.loads(before[key])["gpus"]
+        assert (
+            json.loads(rig.node_object.annotations[key])["gpus"] == json.loads(before[key])["gpus"]
+        )
 
 
 def test_an_attempt_that_is_retried_observes_no_use(rig: node_rig.NodeRig) -> None:
-    del rig.node.annotations[well_known.CAPACITY_ANNOTATION]
+    del rig.node_object.annotations[well_known.CAPACITY_ANNOTATION]
     rig.disruptions.refusals["affected"] = "budget 'pdb-a' allows no disruption"
 
     assert agents.run(rig, "one-slice-changed").should_retry
-    assert well_known.CAPACITY_ANNOTATION not in rig.node.annotations
+    assert well_known.CAPACITY_ANNOTATION not in rig.node_object.annotations

@@ -240,7 +240,7 @@ def test_the_last_phase_of_a_superseded_run_is_measured(
         rig,
         "one-slice-changed",
         by=agent,
-        ends_when=lambda: rig.node.has_reconfiguring_taint,
+        ends_when=lambda: rig.node_object.has_reconfiguring_taint,
         is_replaced=True,
     )
 

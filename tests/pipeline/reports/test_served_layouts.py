@@ -36,17 +36,17 @@ def apply(
 ) -> tuple[reasons.Reason, str]:
     """Apply a layout with an agent of its own; return the reason and the origin of the layout."""
     outcome = agents.run(rig, layout, by=agents.new_agent(rig, layouts=text, limits=limits))
-    return outcome.reason, rig.node.status.get("origin", "")
+    return outcome.reason, rig.node_object.status.get("origin", "")
 
 
 def origins_by_layout(rig: node_rig.NodeRig) -> dict[str, str]:
     """Return the published layouts and their origins."""
-    listed = layout_list.from_json(rig.node.annotations[well_known.LAYOUTS_ANNOTATION])
+    listed = layout_list.from_json(rig.node_object.annotations[well_known.LAYOUTS_ANNOTATION])
     return {each.name: each.origin for each in listed.layouts}
 
 
 def devices(rig: node_rig.NodeRig) -> list[dict[str, int]]:
-    return [gpu["devices"] for gpu in rig.node.status["gpus"]]
+    return [gpu["devices"] for gpu in rig.node_object.status["gpus"]]
 
 
 def test_layouts_of_three_origins_are_served(rig: node_rig.NodeRig) -> None:
@@ -55,7 +55,7 @@ def test_layouts_of_three_origins_are_served(rig: node_rig.NodeRig) -> None:
 
     def origin(layout: str) -> str:
         assert agents.run(rig, layout, by=agent).reason is reasons.Reason.APPLIED
-        return str(rig.node.status["origin"])
+        return str(rig.node_object.status["origin"])
 
     assert origin("team-a") == "test.yaml:4"
     assert origin("all-balanced") == "test.yaml:6"
@@ -77,16 +77,16 @@ def test_layouts_of_three_origins_are_served(rig: node_rig.NodeRig) -> None:
 def test_only_layouts_that_fit_are_listed_with_their_hash(rig: node_rig.NodeRig) -> None:
     apply(rig, "team-a")
 
-    text = rig.node.annotations[well_known.LAYOUTS_ANNOTATION]
+    text = rig.node_object.annotations[well_known.LAYOUTS_ANNOTATION]
     assert "for-another-product" not in origins_by_layout(rig)
     for entry in layout_list.from_json(text).layouts:
         assert apply(rig, entry.name)[0] in (
             reasons.Reason.APPLIED,
             reasons.Reason.ALREADY_APPLIED,
         )
-        assert rig.node.status["configHash"] == entry.content_hash
-        assert rig.node.status["origin"] == entry.origin
-    assert rig.node.annotations[well_known.LAYOUTS_ANNOTATION] == text
+        assert rig.node_object.status["configHash"] == entry.content_hash
+        assert rig.node_object.status["origin"] == entry.origin
+    assert rig.node_object.annotations[well_known.LAYOUTS_ANNOTATION] == text
 
 
 def test_generated_layouts_precede_the_default_file_which_fills_up(rig: node_rig.NodeRig) -> None:
@@ -193,20 +193,20 @@ def test_a_node_that_was_registered_again_gets_everything_published_again(
             agents.run(rig, layout, by=agent)
 
     serve()
-    published = set(rig.node.annotations)
+    published = set(rig.node_object.annotations)
     assert well_known.LAYOUTS_ANNOTATION in published
-    before, rig.node.ready_condition = rig.gpus, None
-    rig.node.annotations.clear()
-    rig.node.labels.pop(well_known.STATE_LABEL, None)
-    rig.node.labels.pop(well_known.APPLIED_LABEL, None)
+    before, rig.node_object.ready_condition = rig.gpus, None
+    rig.node_object.annotations.clear()
+    rig.node_object.labels.pop(well_known.STATE_LABEL, None)
+    rig.node_object.labels.pop(well_known.APPLIED_LABEL, None)
     rig.driver.executed_steps.clear()
 
     agent.forget_node()
     serve()
 
-    assert set(rig.node.annotations) == published
-    assert rig.node.ready_condition is not None
-    assert rig.node.labels.get(well_known.APPLIED_LABEL) == layout
+    assert set(rig.node_object.annotations) == published
+    assert rig.node_object.ready_condition is not None
+    assert rig.node_object.labels.get(well_known.APPLIED_LABEL) == layout
     assert (rig.driver.executed_steps, rig.gpus) == ([], before)
 
 
@@ -233,7 +233,7 @@ def test_layouts_are_written_without_a_label_until_that_succeeds(rig: node_rig.N
             )
             for each in entries
         )
-        == rig.node.annotations[well_known.LAYOUTS_ANNOTATION]
+        == rig.node_object.annotations[well_known.LAYOUTS_ANNOTATION]
     )
     assert origins_by_layout(rig)["all-7g.40gb"] == GENERATED
 
@@ -255,7 +255,7 @@ def test_a_list_that_could_not_be_published_is_published_later(rig: node_rig.Nod
     agent.recover("team-a")
     assert agents.run(rig, "team-a", by=agent).reason is reasons.Reason.NVML_ERROR
     rig.fail_always.clear()
-    assert well_known.LAYOUTS_ANNOTATION not in rig.node.annotations
+    assert well_known.LAYOUTS_ANNOTATION not in rig.node_object.annotations
     assert not written
 
     agents.run(rig, "team-a", by=agent)

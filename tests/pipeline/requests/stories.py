@@ -47,7 +47,7 @@ class Story:
                 self.deaths += 1
                 if self._loses_record:
                     self.rig.host_copy_file.text = None
-                    self.rig.node.annotations.pop(well_known.REQUEST_ANNOTATION, None)
+                    self.rig.node_object.annotations.pop(well_known.REQUEST_ANNOTATION, None)
                 self.on_death()
             else:
                 return
@@ -71,9 +71,9 @@ class Story:
         """Return an act: set the label that requests a layout, or remove it."""
 
         def act() -> None:
-            self.rig.node.labels.pop(well_known.CONFIG_LABEL, None)
+            self.rig.node_object.labels.pop(well_known.CONFIG_LABEL, None)
             if value:
-                self.rig.node.labels[well_known.CONFIG_LABEL] = value
+                self.rig.node_object.labels[well_known.CONFIG_LABEL] = value
 
         return act
 

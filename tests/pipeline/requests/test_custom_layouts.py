@@ -32,7 +32,7 @@ def test_the_layout_of_the_annotation_is_applied_to_the_gpus_that_it_names() -> 
 
     assert outcome.reason is Reason.APPLIED
     assert rig.gpus[1] == second
-    assert rig.node.labels[well_known.APPLIED_LABEL] == "custom"
+    assert rig.node_object.labels[well_known.APPLIED_LABEL] == "custom"
     layout, _ = custom_layout().layout()
     assert published_status(rig).config == "custom"
     assert published_status(rig).config_hash == layout.content_hash
@@ -120,7 +120,7 @@ def test_annotation_precedes_an_owners_layout_of_that_name() -> None:
     agent = agents.new_agent(rig, layouts=FILE_WITH_CUSTOM, limits=ON)
 
     assert request_custom(rig, by=agent).reason is Reason.APPLIED
-    listed = rig.node.annotations[well_known.LAYOUTS_ANNOTATION]
+    listed = rig.node_object.annotations[well_known.LAYOUTS_ANNOTATION]
     assert "custom" not in {each.name for each in layout_list.from_json(listed).layouts}
     assert request_custom(rig, custom_layout(None), by=agent).reason is Reason.NO_CUSTOM_LAYOUT
 
@@ -132,7 +132,7 @@ def test_the_list_of_layouts_says_whether_custom_ones_are_taken(*, is_on: bool) 
 
     agents.run(rig, "all-1g.5gb", by=by)
 
-    listed = layout_list.from_json(rig.node.annotations[well_known.LAYOUTS_ANNOTATION])
+    listed = layout_list.from_json(rig.node_object.annotations[well_known.LAYOUTS_ANNOTATION])
     assert listed.takes_custom is is_on
 
 
@@ -168,9 +168,9 @@ def test_after_a_restart_only_another_content_is_a_request_to_evict_pods(
 ) -> None:
     rig = nodes.busy_node()
     assert request_custom(rig).reason is Reason.APPLIED
-    written = dict(rig.node.annotations)
+    written = dict(rig.node_object.annotations)
     repartition(rig)
-    rig.node.annotations = written
+    rig.node_object.annotations = written
 
     agent = agents.start(rig, "custom", custom=custom_layout(text), limits=ON)
 
@@ -183,14 +183,14 @@ def test_a_drift_check_compares_the_gpus_with_the_layout_of_the_annotation() -> 
     agent = agents.new_agent(rig, limits=ON)
     outcome = request_custom(rig, by=agent)
     assert agent.check_drift("custom", outcome, custom_layout()) is drift.Action.REST
-    assert rig.node.labels[well_known.APPLIED_LABEL] == "custom"
+    assert rig.node_object.labels[well_known.APPLIED_LABEL] == "custom"
 
     agents.run(rig, "all-1g.5gb")
     agent.check_drift("custom", outcome, custom_layout())
 
     assert published_status(rig).reason == "Drifted"
     assert published_status(rig).annotation_hash == custom_layout().annotation_hash
-    assert well_known.APPLIED_LABEL not in rig.node.labels
+    assert well_known.APPLIED_LABEL not in rig.node_object.labels
 
 
 def test_a_run_that_a_stop_ended_in_an_outage_needs_no_further_change() -> None:
@@ -215,20 +215,20 @@ def test_a_run_that_a_stop_ended_in_an_outage_needs_no_further_change() -> None:
 def test_killed_run_is_resumed_only_for_the_same_annotation(*, is_same: bool) -> None:
     changed_back = 0
     for index, rig, before in strikes.kills(nodes.busy_node, request_custom):
-        was_closed = rig.node.has_reconfiguring_taint
-        text = rig.node.annotations.get(well_known.JOURNAL_ANNOTATION)
+        was_closed = rig.node_object.has_reconfiguring_taint
+        text = rig.node_object.annotations.get(well_known.JOURNAL_ANNOTATION)
         was_changing = bool(text and journals.Journal.from_json(text).gpus.snapshot)
         requested = custom_layout() if is_same else custom_layout(BALANCED)
 
         successor = agents.start(rig, "custom", custom=requested, limits=ON)
 
-        assert rig.node.has_reconfiguring_taint is (was_closed and is_same), index
+        assert rig.node_object.has_reconfiguring_taint is (was_closed and is_same), index
         if was_changing and not is_same:
             changed_back += 1
             assert ends.is_as_before(rig, before), index
         outcome = request_custom(rig, requested, by=successor)
         assert outcome.state is model.State.SUCCESS, (index, outcome.message)
-        assert rig.node.labels[well_known.APPLIED_LABEL] == "custom"
+        assert rig.node_object.labels[well_known.APPLIED_LABEL] == "custom"
         assert published_status(rig).annotation_hash == requested.annotation_hash
         ends.assert_restored(rig)
     assert is_same or changed_back
@@ -239,7 +239,7 @@ def test_a_killed_run_is_undone_although_the_annotation_is_gone() -> None:
     request_custom(undisturbed)
     executing = undisturbed.log.index("gpus.execute")
     rig, before = strikes.kill_at_call(nodes.busy_node, executing, request_custom)
-    assert rig.node.has_reconfiguring_taint
+    assert rig.node_object.has_reconfiguring_taint
 
     successor = agents.start(rig, "custom", custom=custom_layout(None), limits=ON)
 

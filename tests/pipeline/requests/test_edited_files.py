@@ -48,12 +48,18 @@ def test_an_active_layout_survives_a_file_that_lacks_it(
         story.run_agent(story.file(text))
 
     assert story.reasons[-1] is Reason.ALREADY_APPLIED
-    assert (story.rig.node.labels[well_known.STATE_LABEL], story.rig.gpus) == ("success", gpus)
+    assert (story.rig.node_object.labels[well_known.STATE_LABEL], story.rig.gpus) == (
+        "success",
+        gpus,
+    )
     assert not story.rig.driver.executed_steps
-    assert reason in story.rig.node.events
-    assert story.rig.node.ready_condition is not None
-    assert story.rig.node.ready_condition["status"] == "True"
-    for message in (story.rig.node.status_messages[-1], story.rig.node.ready_condition["message"]):
+    assert reason in story.rig.node_object.events
+    assert story.rig.node_object.ready_condition is not None
+    assert story.rig.node_object.ready_condition["status"] == "True"
+    for message in (
+        story.rig.node_object.status_messages[-1],
+        story.rig.node_object.ready_condition["message"],
+    ):
         assert words in message
 
 
@@ -65,7 +71,7 @@ def test_a_new_request_fails_for_a_file_that_cannot_be_read() -> None:
     )
 
     assert story.reasons[-2:] == [Reason.INVALID_CONFIG, Reason.INVALID_CONFIG]
-    assert story.rig.node.labels[well_known.STATE_LABEL] == "failed"
+    assert story.rig.node_object.labels[well_known.STATE_LABEL] == "failed"
 
 
 @pytest.mark.parametrize("is_restarted", [False, True])
@@ -80,7 +86,7 @@ def test_a_drifted_layout_fails_for_a_file_that_cannot_be_read(*, is_restarted: 
         story.run_agent(story.file("version: ["))
 
     assert story.reasons[-1] is Reason.INVALID_CONFIG
-    assert well_known.APPLIED_LABEL not in story.rig.node.labels
+    assert well_known.APPLIED_LABEL not in story.rig.node_object.labels
 
 
 def test_a_new_request_takes_a_generated_layout_for_that_of_the_file() -> None:

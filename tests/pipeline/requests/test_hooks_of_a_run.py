@@ -19,7 +19,7 @@ def rig() -> node_rig.NodeRig:
 def test_hooks_run_at_their_points(rig: node_rig.NodeRig) -> None:
     status_and_taint = strikes.note(
         rig,
-        lambda: (rig.node.status_messages[-1], rig.node.has_reconfiguring_taint),
+        lambda: (rig.node_object.status_messages[-1], rig.node_object.has_reconfiguring_taint),
         when=lambda: rig.log[-1] == "hooks.run",
     )
 
@@ -36,7 +36,7 @@ def test_hooks_run_at_their_points(rig: node_rig.NodeRig) -> None:
     last_hook = max(at for at, call in enumerate(rig.log) if call == "hooks.run")
     assert max(at for at, call in enumerate(rig.log) if call == "gpus.execute") < last_hook
     assert rig.log.index("refresh_files") < last_hook
-    assert "restarting the device plugin" in rig.node.status_messages
+    assert "restarting the device plugin" in rig.node_object.status_messages
 
 
 def test_a_mig_mode_change_passes_all_four_hook_points_in_order() -> None:
@@ -98,7 +98,7 @@ def test_a_last_hook_that_fails_leaves_the_layout_and_is_tried_again(
     outcome = ends.run_to(rig, "one-slice-changed", Reason.HOOK_FAILED, by=agent)
 
     assert outcome.should_retry
-    assert rig.node.journal.host.must_run_exit_hooks
+    assert rig.node_object.journal.host.must_run_exit_hooks
     rig.hooks.broken = set()
     executed = len(rig.driver.executed_steps)
     ends.run_to(rig, "one-slice-changed", Reason.APPLIED, by=agent, attempt=2)
@@ -124,7 +124,7 @@ def test_a_drain_that_fails_still_comes_to_the_last_point(rig: node_rig.NodeRig)
 
 
 def test_a_request_that_ends_during_the_start_hooks_closes_no_node(rig: node_rig.NodeRig) -> None:
-    taints = strikes.note(rig, lambda: rig.node.has_reconfiguring_taint)
+    taints = strikes.note(rig, lambda: rig.node_object.has_reconfiguring_taint)
 
     ends.supersede(
         rig, "one-slice-changed", ends_when=lambda: rig.log[-1] == "hooks.run", is_replaced=True
@@ -155,7 +155,7 @@ def test_exit_hook_runs_once_after_a_kill_in_a_hook(
     rig: node_rig.NodeRig, number: int, *, resumes: bool
 ) -> None:
     kill_in_hook(rig, number)
-    assert rig.node.journal.host.must_run_exit_hooks
+    assert rig.node_object.journal.host.must_run_exit_hooks
     if resumes:
         assert agents.resume(rig, "one-slice-changed").reason is Reason.APPLIED
         assert rig.hooks.commands.count(EXIT) == 1
@@ -171,7 +171,7 @@ def test_pending_exit_hook_is_dropped_if_the_hooks_are_removed(rig: node_rig.Nod
     rig.hooks.text = ""
 
     assert agents.resume(rig, "one-slice-changed").reason is Reason.APPLIED
-    assert well_known.JOURNAL_ANNOTATION not in rig.node.annotations
+    assert well_known.JOURNAL_ANNOTATION not in rig.node_object.annotations
 
 
 def test_an_exit_hook_stays_pending_while_the_hooks_file_is_invalid(rig: node_rig.NodeRig) -> None:
@@ -180,8 +180,8 @@ def test_an_exit_hook_stays_pending_while_the_hooks_file_is_invalid(rig: node_ri
 
     agents.start(rig, None)
 
-    assert any("hooks.yaml:2:1" in each for each in rig.node.event_messages)
-    assert rig.node.journal.host.must_run_exit_hooks
+    assert any("hooks.yaml:2:1" in each for each in rig.node_object.event_messages)
+    assert rig.node_object.journal.host.must_run_exit_hooks
 
 
 def test_a_hook_gives_signs_of_life(rig: node_rig.NodeRig) -> None:

@@ -183,14 +183,14 @@ def test_an_agent_that_stops_in_a_run_publishes_that_it_was_interrupted() -> Non
     rig = nodes.busy_node()
     box = intake.Inbox()
     box.put_label("one-slice-changed")
-    rig.on_call = lambda: box.stop() if rig.node.has_reconfiguring_taint else None
+    rig.on_call = lambda: box.stop() if rig.node_object.has_reconfiguring_taint else None
 
     with pytest.raises(errors.Superseded):
         agents.new_agent(rig).run("one-slice-changed", latest(box))
 
-    assert rig.node.labels[well_known.STATE_LABEL] == "failed"
-    assert "Interrupted" in rig.node.events
-    assert rig.node.ready_reasons[-1] == "Interrupted"
+    assert rig.node_object.labels[well_known.STATE_LABEL] == "failed"
+    assert "Interrupted" in rig.node_object.events
+    assert rig.node_object.ready_reasons[-1] == "Interrupted"
     ends.assert_restored(rig, is_stopped=True)
 
 

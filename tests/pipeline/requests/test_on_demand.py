@@ -34,7 +34,7 @@ def request_to_refusal(
 ) -> None:
     """Request the layout on demand; check that nothing has happened beside the state."""
     before, pods = rig.gpus, set(rig.pods)
-    taints = strikes.note(rig, lambda: rig.node.has_reconfiguring_taint)
+    taints = strikes.note(rig, lambda: rig.node_object.has_reconfiguring_taint)
     started_s = rig.clock.now_s
     outcome = request_custom(rig, ON_DEMAND, **options)
     assert outcome.reason is Reason.IN_USE, outcome.message
@@ -44,10 +44,10 @@ def request_to_refusal(
     assert rig.gpus == before
     assert not rig.driver.executed_steps
     assert set(rig.pods) == pods
-    assert rig.node.labels[well_known.STATE_LABEL] == "failed"
+    assert rig.node_object.labels[well_known.STATE_LABEL] == "failed"
     assert published_status(rig).reason == "InUse"
     assert published_status(rig).retry_at is None
-    assert rig.node.labels.get(well_known.APPLIED_LABEL) != "custom"
+    assert rig.node_object.labels.get(well_known.APPLIED_LABEL) != "custom"
     assert rig.clock.now_s == started_s + waits_s
     assert set(taints) == {False}
     ends.assert_restored(rig)
@@ -69,7 +69,7 @@ def test_on_demand_an_affected_pod_ends_the_run_under_any_policy(
 
     request_to_refusal(rig, "default/affected")
 
-    assert "spared" not in rig.node.event_messages[-1]
+    assert "spared" not in rig.node_object.event_messages[-1]
 
 
 def test_on_demand_a_pod_that_is_bound_and_has_no_device_yet_may_get_one() -> None:
@@ -149,7 +149,7 @@ def test_node_closed_by_a_drain_is_reopened_for_on_demand(*, is_restarted: bool)
     rig.kubelet.all_end_from_s = math.inf
     agent = agents.new_agent(rig, limits=ON)
     request_custom(rig, custom_layout(), by=agent)
-    assert rig.node.has_reconfiguring_taint
+    assert rig.node_object.has_reconfiguring_taint
     if is_restarted:
         agent = agents.start(rig, "custom", custom=ON_DEMAND, limits=ON)
 
@@ -200,7 +200,7 @@ def test_on_demand_a_process_that_starts_in_the_pause_ends_the_run() -> None:
 
 def test_on_demand_another_layout_drains_the_node_as_everywhere() -> None:
     rig = nodes.busy_node()
-    rig.node.labels[well_known.PARTITIONING_LABEL] = well_known.ON_DEMAND
+    rig.node_object.labels[well_known.PARTITIONING_LABEL] = well_known.ON_DEMAND
     assert agents.run(rig, "one-slice-changed").reason is Reason.APPLIED
     assert "affected" not in rig.pods.names
 
@@ -317,7 +317,7 @@ def test_a_decision_to_evict_no_pod_is_published_before_anything_else() -> None:
     rig = idle_node()
     records = strikes.note(
         rig,
-        lambda: rig.node.annotations.get(well_known.REQUEST_ANNOTATION),
+        lambda: rig.node_object.annotations.get(well_known.REQUEST_ANNOTATION),
         when=lambda: rig.log[-1] == "gpus.observe",
     )
 

@@ -22,10 +22,10 @@ def test_first_layout_succeeds_with_every_device_schedulable(*, label_managed: b
 
     ends.run_to(rig, "all-1g.5gb", Reason.APPLIED)
 
-    assert rig.node.states == ["pending", "success"]
-    assert rig.node.labels[well_known.STATE_LABEL] == "success"
-    assert rig.node.labels[well_known.APPLIED_LABEL] == "all-1g.5gb"
-    assert rig.node.labels.get(well_known.PLUGIN_DEPLOY_LABEL) == (
+    assert rig.node_object.states == ["pending", "success"]
+    assert rig.node_object.labels[well_known.STATE_LABEL] == "success"
+    assert rig.node_object.labels[well_known.APPLIED_LABEL] == "all-1g.5gb"
+    assert rig.node_object.labels.get(well_known.PLUGIN_DEPLOY_LABEL) == (
         "true" if label_managed else None
     )
     assert len(rig.kubelet.schedulable["nvidia.com/gpu"]) == 14
@@ -53,7 +53,7 @@ def test_plugin_from_before_mig_is_restarted_if_its_strategy_is_known(
     strategy: str, label: dict[str, str], devices: int
 ) -> None:
     rig = nodes.node(layout="all-disabled")
-    rig.node.labels |= label
+    rig.node_object.labels |= label
     (plugin,) = rig.pods
     rig.pods.change(plugin, mig_strategy=strategy)
     # A person applied it at a shell.
@@ -67,7 +67,7 @@ def test_plugin_from_before_mig_is_restarted_if_its_strategy_is_known(
 
 def test_a_former_strategys_label_restarts_the_plugin_once_failing_no_run() -> None:
     rig = nodes.node(layout="all-balanced")
-    rig.node.labels[discovery_labels.STRATEGY] = "mixed"
+    rig.node_object.labels[discovery_labels.STRATEGY] = "mixed"
 
     def serve_whole_gpus() -> None:
         # Its new config sets strategy none.
@@ -86,7 +86,7 @@ def test_a_former_strategys_label_restarts_the_plugin_once_failing_no_run() -> N
 
 def test_broken_plugin_of_other_devices_is_not_waited_for() -> None:
     rig = nodes.node()
-    del rig.node.labels[well_known.PLUGIN_DEPLOY_LABEL]
+    del rig.node_object.labels[well_known.PLUGIN_DEPLOY_LABEL]
     rig.pods.clear()
     rig.kubelet.schedulable = {}
     rig.kubelet.phantoms = {"nvidia.com/hostdev": 4}
@@ -100,7 +100,7 @@ def test_active_layout_succeeds_after_one_observation() -> None:
 
     ends.run_to(rig, "all-balanced", Reason.ALREADY_APPLIED)
 
-    assert rig.node.states == ["success"]
+    assert rig.node_object.states == ["success"]
     assert rig.log.count("gpus.observe") == 1
     assert rig.pods == pods
     assert rig.driver.executed_steps == []
@@ -135,7 +135,7 @@ def test_an_active_or_impossible_layout_is_never_pending(name: str) -> None:
         agents.run(rig, name, by=agent)
 
     is_active = name == "all-1g.5gb"
-    assert rig.node.states == ["success" if is_active else "failed"]
+    assert rig.node_object.states == ["success" if is_active else "failed"]
     levels = [line["log_level"] for line in logs if line["event"] == "run_finished"]
     assert levels == ["info" if is_active else "warning"]
 
@@ -249,7 +249,9 @@ def test_the_status_names_the_phase_in_which_a_run_has_ended(
 
     agents.run(rig, layout)
 
-    assert run_status.parse(rig.node.annotations[well_known.STATUS_ANNOTATION]).phase == phase
+    assert (
+        run_status.parse(rig.node_object.annotations[well_known.STATUS_ANNOTATION]).phase == phase
+    )
 
 
 def test_a_change_that_evicts_no_pod_announces_a_wait() -> None:
@@ -258,9 +260,9 @@ def test_a_change_that_evicts_no_pod_announces_a_wait() -> None:
     ends.run_to(rig, "one-slice-changed", Reason.APPLIED)
 
     waits = "1 pod to wait for: default/affected"
-    assert waits in rig.node.status_messages
-    assert any(message.endswith(waits) for message in rig.node.event_messages)
-    assert "to evict" not in str((rig.node.event_messages, rig.node.status_messages))
+    assert waits in rig.node_object.status_messages
+    assert any(message.endswith(waits) for message in rig.node_object.event_messages)
+    assert "to evict" not in str((rig.node_object.event_messages, rig.node_object.status_messages))
 
 
 def test_an_evicted_daemonset_pod_cannot_restart_before_the_change_ends() -> None:
@@ -285,10 +287,12 @@ def test_a_drain_blocked_by_many_pods_has_a_short_message() -> None:
 
     outcome = ends.run_to(rig, "one-slice-changed", Reason.DRAIN_TIMEOUT, "225 pods still use")
 
-    assert any("225 pods to evict: default/affected" in text for text in rig.node.event_messages)
+    assert any(
+        "225 pods to evict: default/affected" in text for text in rig.node_object.event_messages
+    )
     assert outcome.message.count("do-not-evict") == 1
     assert outcome.message.endswith(outcome.reason.remedy)
-    texts = (*rig.node.event_messages, *rig.node.status_messages, outcome.message)
+    texts = (*rig.node_object.event_messages, *rig.node_object.status_messages, outcome.message)
     assert max(map(len, texts)) < 1024
 
 
@@ -319,7 +323,7 @@ def admit_late_pod(rig: node_rig.NodeRig, *, is_kept: bool = False) -> None:
 
     def bind_late_pod() -> None:
         # A pod that is bound to the node by its author passes the scheduler and its cordon.
-        if rig.node.labels[well_known.PLUGIN_DEPLOY_LABEL] == well_known.PAUSED_VALUE:
+        if rig.node_object.labels[well_known.PLUGIN_DEPLOY_LABEL] == well_known.PAUSED_VALUE:
             rig.clock.on_wait.remove(bind_late_pod)
             rig.pods.add("late", devices=doomed, is_kept=is_kept)
 
@@ -354,7 +358,9 @@ def test_the_node_is_tainted_and_never_cordoned_before_any_pod_is_evicted() -> N
     rig = nodes.busy_node()
     closed: list[tuple[bool, bool]] = []
     rig.clock.on_wait.append(
-        lambda: closed.append((rig.node.has_reconfiguring_taint, rig.node.is_unschedulable))
+        lambda: closed.append(
+            (rig.node_object.has_reconfiguring_taint, rig.node_object.is_unschedulable)
+        )
     )
 
     agents.run(rig, "one-slice-changed")
@@ -385,8 +391,8 @@ def test_force_is_reported_in_an_event_a_status_and_the_message() -> None:
 
     ends.run_to(rig, "one-slice-changed", Reason.APPLIED, "Deleted by force: default/affected")
 
-    assert "ForcedDrain" in rig.node.events
-    assert "deleting by force default/affected" in rig.node.status_messages
+    assert "ForcedDrain" in rig.node_object.events
+    assert "deleting by force default/affected" in rig.node_object.status_messages
     assert "workloads.evict" not in rig.log
 
 
@@ -397,7 +403,7 @@ def test_pods_with_claims_on_gpus_are_evicted_with_one_event() -> None:
     agents.run(rig, "one-slice-changed")
 
     assert rig.pods.names.isdisjoint({"claimant", "another"})
-    drained = rig.node.event_messages[rig.node.events.index("Draining")]
+    drained = rig.node_object.event_messages[rig.node_object.events.index("Draining")]
     why = "default/claimant, default/another (its ResourceClaim may stand for any GPU)"
     assert f"default/affected; {why}" in drained
 
@@ -407,13 +413,13 @@ def test_run_publishes_the_gpus_it_observes() -> None:
 
     ends.run_to(rig, "all-1g.5gb", Reason.APPLIED)
 
-    text = rig.node.annotations[well_known.GPUS_ANNOTATION]
+    text = rig.node_object.annotations[well_known.GPUS_ANNOTATION]
     published = inventory_codec.from_json(text)
     assert [(gpu.uuid, gpu.profiles, run_status.device_counts(gpu)) for gpu in published] == [
         (gpu.uuid, gpu.profiles, run_status.device_counts(gpu)) for gpu in rig.gpus
     ]
     assert agents.run(rig, "all-9g").state is model.State.FAILED
-    assert rig.node.annotations[well_known.GPUS_ANNOTATION] == text
+    assert rig.node_object.annotations[well_known.GPUS_ANNOTATION] == text
 
 
 def test_annotations_that_another_program_removed_are_written_again() -> None:
@@ -425,11 +431,11 @@ def test_annotations_that_another_program_removed_are_written_again() -> None:
         well_known.LAYOUTS_ANNOTATION,
         well_known.REQUEST_ANNOTATION,
     }
-    before = {key: rig.node.annotations.pop(key) for key in steady}
+    before = {key: rig.node_object.annotations.pop(key) for key in steady}
 
     ends.run_to(rig, "all-1g.5gb", Reason.ALREADY_APPLIED, by=agent)
 
-    assert {key: rig.node.annotations[key] for key in steady} == before
+    assert {key: rig.node_object.annotations[key] for key in steady} == before
 
 
 def test_no_gpu_is_published_if_the_driver_lists_none() -> None:
@@ -440,4 +446,4 @@ def test_no_gpu_is_published_if_the_driver_lists_none() -> None:
 
     assert agents.run(rig, "all-1g.5gb", by=agent).state is model.State.FAILED
 
-    assert well_known.GPUS_ANNOTATION not in rig.node.annotations
+    assert well_known.GPUS_ANNOTATION not in rig.node_object.annotations

@@ -41,7 +41,7 @@ def with_fields(make: Make = nodes.busy_node, **fields: Any) -> Make:
 def with_strategy_single(*, by_label: bool = True) -> node_rig.NodeRig:
     rig = nodes.node(layout="all-1g.5gb")
     if by_label:
-        rig.node.labels[discovery_labels.STRATEGY] = "single"
+        rig.node_object.labels[discovery_labels.STRATEGY] = "single"
     else:
         for uid in rig.pods:
             rig.pods.change(uid, mig_strategy="single")
@@ -52,7 +52,7 @@ def with_strategy_single(*, by_label: bool = True) -> node_rig.NodeRig:
 def with_two_models() -> node_rig.NodeRig:
     """Return a node whose GPUs are of two models, which share the name of a profile."""
     rig = node_rig.NodeRig(gpus=gpu_values.gpus_of("A100-SXM4-80GB+H100 80GB HBM3"))
-    rig.node.labels |= {
+    rig.node_object.labels |= {
         well_known.PLUGIN_DEPLOY_LABEL: "true",
         discovery_labels.STRATEGY: "single",
     }
@@ -65,7 +65,7 @@ def with_managers(*names: str, **fields: Any) -> node_rig.NodeRig:
     for name in names:
         rig.pods.add(name, owner_kind="DaemonSet", **fields)
     registered = json.dumps([{"id": "GPU-1", "mode": "mig"}])
-    rig.node.annotations["hami.io/node-nvidia-register"] = registered
+    rig.node_object.annotations["hami.io/node-nvidia-register"] = registered
     return rig
 
 
@@ -206,7 +206,7 @@ FOUND_BY_ASKING = (
 def test_refused_run_changes_nothing(case: str) -> None:
     make, options, reason, texts = CASES[case]
     rig = make()
-    gpus, labels, pods = rig.gpus, dict(rig.node.labels), dict(rig.pods)
+    gpus, labels, pods = rig.gpus, dict(rig.node_object.labels), dict(rig.pods)
 
     layout = options.get("layout", "one-slice-changed")
     outcome = ends.run_to(
@@ -217,15 +217,15 @@ def test_refused_run_changes_nothing(case: str) -> None:
     # That a drain fails is known only after the node is tainted.
     is_late = reason is Reason.DRAIN_TIMEOUT
     was_pending = is_late or reason in FOUND_BY_ASKING
-    assert rig.node.states == [*(["pending"] if was_pending else []), "failed"]
-    assert rig.node.labels == {**labels, well_known.STATE_LABEL: "failed"}
+    assert rig.node_object.states == [*(["pending"] if was_pending else []), "failed"]
+    assert rig.node_object.labels == {**labels, well_known.STATE_LABEL: "failed"}
     assert (rig.gpus, rig.driver.executed_steps, rig.hooks.commands) == (gpus, [], [])
     assert {"workloads.evict", "workloads.delete"}.isdisjoint(rig.log)
     may_evict = rig.policy.drain is not policies.DrainPolicy.NONE
     assert may_evict or "workloads.can_evict" not in rig.log
     assert is_late or rig.pods == pods
-    assert reason.remedy in rig.node.status["message"]
-    assert ("retryAt" in rig.node.status) is outcome.should_retry
+    assert reason.remedy in rig.node_object.status["message"]
+    assert ("retryAt" in rig.node_object.status) is outcome.should_retry
 
 
 def configure_mixed(rig: node_rig.NodeRig) -> None:
@@ -235,7 +235,7 @@ def configure_mixed(rig: node_rig.NodeRig) -> None:
 def remove_plugin(rig: node_rig.NodeRig) -> None:
     rig.pods.clear()
     rig.kubelet.schedulable = {}
-    rig.node.labels[well_known.PLUGIN_DEPLOY_LABEL] = "false"
+    rig.node_object.labels[well_known.PLUGIN_DEPLOY_LABEL] = "false"
 
 
 @pytest.mark.parametrize(
@@ -260,11 +260,11 @@ def test_an_outdated_strategy_label_ends_no_run_after_its_drain() -> None:
     (plugin,) = rig.pods.plugins
     rig.pods.change(plugin.uid, mig_strategy="mixed")
     rig.pods.add("former", labels=samples.PLUGIN_LABELS, **samples.OF_PLUGIN, phase="Failed")
-    rig.node.labels[discovery_labels.STRATEGY] = "single"
+    rig.node_object.labels[discovery_labels.STRATEGY] = "single"
     devices = frozenset({nodes.device(rig, 0, "2g.10gb")})
     strikes.act_once(
         rig,
-        lambda: rig.node.labels[well_known.PLUGIN_DEPLOY_LABEL] == well_known.PAUSED_VALUE,
+        lambda: rig.node_object.labels[well_known.PLUGIN_DEPLOY_LABEL] == well_known.PAUSED_VALUE,
         lambda: rig.pods.add("late", devices=devices),
     )
 
@@ -273,8 +273,8 @@ def test_an_outdated_strategy_label_ends_no_run_after_its_drain() -> None:
 
 def test_hami_in_another_mode_manages_no_instances() -> None:
     rig = with_managers("hami", **HAMI)
-    rig.node.annotations = {
-        key: text.replace("mig", "mps") for key, text in rig.node.annotations.items()
+    rig.node_object.annotations = {
+        key: text.replace("mig", "mps") for key, text in rig.node_object.annotations.items()
     }
 
     ends.run_to(rig, "one-slice-changed", Reason.APPLIED)

@@ -119,7 +119,7 @@ def test_an_eviction_counts_though_its_answer_is_lost_or_the_agent_killed(
             agent = agents.start(rig, "one-slice-changed", workloads=workloads)
             with contextlib.suppress(strikes.Killed):
                 agents.run(rig, "one-slice-changed", by=agent)
-            if rig.node.has_reconfiguring_taint:
+            if rig.node_object.has_reconfiguring_taint:
                 agents.resume(rig, "one-slice-changed")
             restart_pod(rig, device)
 

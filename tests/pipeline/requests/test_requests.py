@@ -22,7 +22,7 @@ def assert_no_pod_was_evicted(story: Story, name: str, reason: Reason) -> None:
 def active(death: Death | None) -> Story:
     """Return a node whose requested layout is active."""
     story = Story(nodes.node(layout="all-balanced"), death)
-    story.rig.node.labels[well_known.CONFIG_LABEL] = "all-balanced"
+    story.rig.node_object.labels[well_known.CONFIG_LABEL] = "all-balanced"
     return story
 
 
@@ -76,11 +76,11 @@ def new_node_object(death: Death | None, record: str = "") -> Story:
     """The Node is deleted and registered again, with the label from kubelet's flags."""
     story = active(death)
     nodes.add_pod_on_foreign_instances(story.rig)
-    story.rig.node.annotations.clear()
+    story.rig.node_object.annotations.clear()
     if record:
-        story.rig.node.annotations[well_known.REQUEST_ANNOTATION] = record
+        story.rig.node_object.annotations[well_known.REQUEST_ANNOTATION] = record
     for key in (well_known.STATE_LABEL, well_known.APPLIED_LABEL):
-        story.rig.node.labels.pop(key, None)
+        story.rig.node_object.labels.pop(key, None)
     story.run_agent()
     assert_no_pod_was_evicted(story, "foreign", Reason.DRIFTED)
     return story
@@ -90,10 +90,10 @@ def success_of_another_manager(death: Death | None) -> Story:
     """NVIDIA's manager applied the layout, and another program has repartitioned since."""
     story = active(death)
     nodes.add_pod_on_foreign_instances(story.rig)
-    story.rig.node.annotations.clear()
+    story.rig.node_object.annotations.clear()
     story.rig.host_copy_file.text = None
-    story.rig.node.labels.pop(well_known.APPLIED_LABEL, None)
-    story.rig.node.labels[well_known.STATE_LABEL] = "success"
+    story.rig.node_object.labels.pop(well_known.APPLIED_LABEL, None)
+    story.rig.node_object.labels[well_known.STATE_LABEL] = "success"
     story.run_agent()
     assert_no_pod_was_evicted(story, "foreign", Reason.DRIFTED)
     return story
@@ -105,12 +105,12 @@ def partitioning_ended(death: Death | None) -> Story:
     If the agent dies, that is before its successor starts.
     """
     story = Story(nodes.busy_node(), death)
-    story.rig.node.labels[well_known.PARTITIONING_LABEL] = well_known.ON_DEMAND
-    story.rig.node.annotations[well_known.LAYOUT_ANNOTATION] = CHANGED
+    story.rig.node_object.labels[well_known.PARTITIONING_LABEL] = well_known.ON_DEMAND
+    story.rig.node_object.annotations[well_known.LAYOUT_ANNOTATION] = CHANGED
 
     def end_partitioning() -> None:
-        if '"custom"' in story.rig.node.annotations.get(well_known.REQUEST_ANNOTATION, ""):
-            story.rig.node.labels.pop(well_known.PARTITIONING_LABEL, None)
+        if '"custom"' in story.rig.node_object.annotations.get(well_known.REQUEST_ANNOTATION, ""):
+            story.rig.node_object.labels.pop(well_known.PARTITIONING_LABEL, None)
 
     story.on_death = end_partitioning
     story.run_agent(story.label("custom"))
@@ -125,12 +125,12 @@ def partitioning_ended_on_a_new_node_object(death: Death | None) -> Story:
     story = Story(nodes.limited_node(), death)
     rig = story.rig
     rig.slots.denials = [slots.Denial(limit=1, changing=("b",))] * 2
-    rig.node.labels[well_known.PARTITIONING_LABEL] = well_known.ON_DEMAND
-    rig.node.annotations[well_known.LAYOUT_ANNOTATION] = CHANGED
+    rig.node_object.labels[well_known.PARTITIONING_LABEL] = well_known.ON_DEMAND
+    rig.node_object.annotations[well_known.LAYOUT_ANNOTATION] = CHANGED
 
     def register_again() -> None:
-        if rig.node.status.get("phase") == "Wait":
-            del rig.node.labels[well_known.PARTITIONING_LABEL]
+        if rig.node_object.status.get("phase") == "Wait":
+            del rig.node_object.labels[well_known.PARTITIONING_LABEL]
             agent_loop.register_again(rig)
 
     story.on_death = register_again
@@ -142,7 +142,9 @@ def partitioning_ended_on_a_new_node_object(death: Death | None) -> Story:
 def partitioning_ended_before_any_agent(death: Death | None) -> Story:
     """No agent has seen the label, and the document says that it evicts no pod."""
     story = Story(nodes.busy_node(), death)
-    story.rig.node.annotations[well_known.LAYOUT_ANNOTATION] = CHANGED.replace("mine", "on-demand")
+    story.rig.node_object.annotations[well_known.LAYOUT_ANNOTATION] = CHANGED.replace(
+        "mine", "on-demand"
+    )
     story.run_agent(story.label("custom"))
     story.run_agent()
     assert_no_pod_was_evicted(story, "affected", Reason.IN_USE)
@@ -292,7 +294,7 @@ def test_a_layout_requested_again_is_new_although_the_node_object_is_too() -> No
     story.run_agent(story.label(None))
     agent_loop.register_again(story.rig)
     nodes.add_pod_on_foreign_instances(story.rig)
-    story.rig.node.labels[well_known.CONFIG_LABEL] = "all-balanced"
+    story.rig.node_object.labels[well_known.CONFIG_LABEL] = "all-balanced"
 
     story.run_agent()
 
@@ -305,5 +307,6 @@ def test_no_pod_is_evicted_on_a_new_node_with_an_unreadable_record() -> None:
 
     assert "foreign" in story.rig.pods.names
     assert (
-        story.rig.node.annotations[well_known.REQUEST_ANNOTATION] == story.rig.host_copy_file.text
+        story.rig.node_object.annotations[well_known.REQUEST_ANNOTATION]
+        == story.rig.host_copy_file.text
     )

@@ -166,13 +166,13 @@ def test_a_deleted_plugin_is_awaited_until_it_is_back_or_removed(
     assert not rig.pods.plugins
     for _ in range(attempts):
         assert start(rig, agents.CONFIG, layout=then) is Reason.PLUGIN_NOT_READY
-        assert f"{well_known.PLUGIN_DEPLOY_LABEL}=false" in rig.node.status["message"]
+        assert f"{well_known.PLUGIN_DEPLOY_LABEL}=false" in rig.node_object.status["message"]
         # Kubelet forgets a stopped plugin after five minutes.
         rig.kubelet.schedulable = {}
     if end == "is back":
         rig.clock.on_wait.append(lambda: setattr(rig.plugin, "is_label_managed", False))
     else:
-        rig.node.labels[well_known.PLUGIN_DEPLOY_LABEL] = "false"
+        rig.node_object.labels[well_known.PLUGIN_DEPLOY_LABEL] = "false"
 
     reason = start(rig, agents.CONFIG, layout=then)
 

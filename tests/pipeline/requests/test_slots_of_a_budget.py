@@ -88,7 +88,7 @@ def test_a_node_that_waits_for_a_slot_names_the_owners_and_is_not_touched(
 ) -> None:
     rig.slots.denials = [USED_BY_B] * 3
     statuses: list[dict[str, object]] = []
-    rig.clock.on_wait.append(lambda: statuses.append(rig.node.status))
+    rig.clock.on_wait.append(lambda: statuses.append(rig.node_object.status))
 
     ends.run_to(rig, "one-slice-changed", Reason.APPLIED)
 
@@ -98,7 +98,7 @@ def test_a_node_that_waits_for_a_slot_names_the_owners_and_is_not_touched(
         "reason": "SlotsTaken",
         "message": str(USED_BY_B),
     }
-    assert rig.node.status_messages.count(str(USED_BY_B)) == 1
+    assert rig.node_object.status_messages.count(str(USED_BY_B)) == 1
 
 
 def test_a_waiting_node_publishes_the_slot_owners_now_and_then(
@@ -111,7 +111,9 @@ def test_a_waiting_node_publishes_the_slot_owners_now_and_then(
     ends.run_to(rig, "one-slice-changed", Reason.APPLIED)
 
     reports = [
-        message for message in rig.node.status_messages if "under change now: node-" in message
+        message
+        for message in rig.node_object.status_messages
+        if "under change now: node-" in message
     ]
     assert 2 <= len(reports) < 12
 
@@ -166,14 +168,14 @@ def test_the_slot_is_released_with_the_nodes_marks_whichever_call_fails(
         except errors.ClusterError:
             unreported += 1
             # It could not say how it ended; what it took is still there, and so is the slot.
-            has_journal = bool(rig.node.annotations.get(well_known.JOURNAL_ANNOTATION))
+            has_journal = bool(rig.node_object.annotations.get(well_known.JOURNAL_ANNOTATION))
             assert rig.slots.is_taken is has_journal
             agent.recover("one-slice-changed")
             agents.run(rig, "one-slice-changed", by=agent)
 
         assert rig.log[index] == call
         ends.assert_restored_or_in_drain(rig, rig.log[:index])
-        if rig.node.has_reconfiguring_taint:
+        if rig.node_object.has_reconfiguring_taint:
             assert rig.slots.is_taken
             agents.run(rig, "one-slice-changed", by=agent)
         ends.assert_restored(rig)
@@ -186,7 +188,7 @@ def disrupting_calls() -> list[int]:
     marked = strikes.note(
         rig,
         lambda: len(rig.log) - 1,
-        when=lambda: well_known.JOURNAL_ANNOTATION in rig.node.annotations,
+        when=lambda: well_known.JOURNAL_ANNOTATION in rig.node_object.annotations,
     )
     agents.run(rig, "one-slice-changed")
     return marked
@@ -254,11 +256,11 @@ def test_a_request_that_is_withdrawn_while_it_waits_for_a_slot_fails(
     rig.slots.denials = [USED_BY_B] * 5
     agent = agents.new_agent(rig)
     ends.supersede(rig, "one-slice-changed", by=agent, ends_at=2, is_replaced=True)
-    assert rig.node.labels[well_known.STATE_LABEL] == "pending"
+    assert rig.node_object.labels[well_known.STATE_LABEL] == "pending"
 
     agent.restore_without_request()
 
-    assert rig.node.labels[well_known.STATE_LABEL] == "failed"
+    assert rig.node_object.labels[well_known.STATE_LABEL] == "failed"
 
 
 def test_a_machine_that_reboots_for_us_keeps_its_slot(rig: node_rig.NodeRig) -> None:
@@ -276,7 +278,9 @@ def test_an_agent_that_stops_before_the_plugin_is_back_keeps_its_slot(
     ends.supersede(
         rig,
         "one-slice-changed",
-        ends_when=lambda: bool(rig.driver.executed_steps) and not rig.node.has_reconfiguring_taint,
+        ends_when=lambda: (
+            bool(rig.driver.executed_steps) and not rig.node_object.has_reconfiguring_taint
+        ),
     )
     assert rig.slots.is_taken
 

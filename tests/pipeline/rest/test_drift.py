@@ -16,21 +16,21 @@ from tests.rigs.node import agents, ends, nodes
 def test_a_drift_is_published_once_and_cleared_when_it_is_over() -> None:
     rig, agent, outcome = nodes.at_rest("all-balanced")
     assert agent.check_drift("all-balanced", outcome) is drift.Action.REST
-    assert rig.node.states == []
+    assert rig.node_object.states == []
     before = tamper(rig)
 
     for _ in range(3):
         assert agent.check_drift("all-balanced", outcome) is drift.Action.REST
 
-    assert rig.node.labels[well_known.STATE_LABEL] == "failed"
-    assert well_known.APPLIED_LABEL not in rig.node.labels
-    assert rig.node.events == ["Drifted", "DestroyedDevices"]
+    assert rig.node_object.labels[well_known.STATE_LABEL] == "failed"
+    assert well_known.APPLIED_LABEL not in rig.node_object.labels
+    assert rig.node_object.events == ["Drifted", "DestroyedDevices"]
     assert "gpus.execute" not in rig.log
 
     rig.gpus = before
     agent.check_drift("all-balanced", outcome)
-    assert rig.node.labels[well_known.STATE_LABEL] == "success"
-    assert rig.node.labels[well_known.APPLIED_LABEL] == "all-balanced"
+    assert rig.node_object.labels[well_known.STATE_LABEL] == "success"
+    assert rig.node_object.labels[well_known.APPLIED_LABEL] == "all-balanced"
 
 
 def test_a_drift_is_published_although_kubelet_is_silent() -> None:
@@ -40,8 +40,8 @@ def test_a_drift_is_published_although_kubelet_is_silent() -> None:
 
     assert agent.check_drift("all-balanced", outcome) is drift.Action.REST
 
-    assert rig.node.events == ["Drifted"]
-    assert "default/foreign" in rig.node.status_messages[-1]
+    assert rig.node_object.events == ["Drifted"]
+    assert "default/foreign" in rig.node_object.status_messages[-1]
 
 
 @pytest.mark.parametrize("at_run", ["listed", "missing"])
@@ -58,9 +58,9 @@ def test_a_drift_that_changes_between_a_run_and_a_check_is_published(at_run: str
     for _ in range(2):
         assert agent.check_drift("all-balanced", outcome) is drift.Action.REST
 
-    is_missing = f"the driver no longer lists {before[1]}" in rig.node.status_messages[-1]
+    is_missing = f"the driver no longer lists {before[1]}" in rig.node_object.status_messages[-1]
     assert is_missing is (at_run == "listed")
-    assert rig.node.events == ["Drifted", "Drifted", "DestroyedDevices"]
+    assert rig.node_object.events == ["Drifted", "Drifted", "DestroyedDevices"]
 
 
 IMPOSSIBLE_NOW: dict[str, Callable[[model.Gpu], model.Gpu]] = {
@@ -85,13 +85,13 @@ def test_a_drift_that_cannot_be_planned_is_published(lost: str, *, heals: bool) 
     for _ in range(2):
         assert agent.check_drift("all-balanced", outcome) is drift.Action.REST
 
-    assert rig.node.labels[well_known.STATE_LABEL] == "failed"
-    assert rig.node.events == ["Drifted", "DestroyedDevices"]
-    assert well_known.APPLIED_LABEL not in rig.node.labels
-    assert "it cannot be restored" in rig.node.status_messages[-1]
+    assert rig.node_object.labels[well_known.STATE_LABEL] == "failed"
+    assert rig.node_object.events == ["Drifted", "DestroyedDevices"]
+    assert well_known.APPLIED_LABEL not in rig.node_object.labels
+    assert "it cannot be restored" in rig.node_object.status_messages[-1]
     rig.gpus = before
     agent.check_drift("all-balanced", outcome)
-    assert rig.node.labels[well_known.STATE_LABEL] == "success"
+    assert rig.node_object.labels[well_known.STATE_LABEL] == "success"
 
 
 @pytest.mark.parametrize("is_restarted", [False, True])
@@ -99,7 +99,7 @@ def test_a_layout_without_a_request_is_labelled_until_it_is_gone(*, is_restarted
     rig, agent, _ = nodes.at_rest("all-balanced")
     agent.restore_without_request()
     agent.check_without_request()
-    assert rig.node.labels[well_known.APPLIED_LABEL] == "all-balanced"
+    assert rig.node_object.labels[well_known.APPLIED_LABEL] == "all-balanced"
     tamper(rig)
 
     if is_restarted:
@@ -107,4 +107,4 @@ def test_a_layout_without_a_request_is_labelled_until_it_is_gone(*, is_restarted
     else:
         agent.check_without_request()
 
-    assert well_known.APPLIED_LABEL not in rig.node.labels
+    assert well_known.APPLIED_LABEL not in rig.node_object.labels

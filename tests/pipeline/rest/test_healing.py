@@ -35,9 +35,9 @@ def test_healing_waits_until_no_pod_uses_the_devices() -> None:
     nodes.add_pod_on_foreign_instances(rig)
 
     assert agent.check_drift("all-balanced", outcome) is drift.Action.REST
-    assert "default/foreign" in rig.node.status_messages[-1]
+    assert "default/foreign" in rig.node_object.status_messages[-1]
     assert agent.check_drift("all-balanced", outcome) is drift.Action.REST
-    assert rig.node.events == ["Drifted", "DestroyedDevices"]
+    assert rig.node_object.events == ["Drifted", "DestroyedDevices"]
 
     rig.pods.remove(rig.pods.uid_of("foreign"))
     assert agent.check_drift("all-balanced", outcome) is drift.Action.HEAL
@@ -62,7 +62,7 @@ def test_healing_refuses_a_pod_that_gets_a_device_after_the_plan() -> None:
     late = rig.pods.pop(uid)
 
     strikes.act_once(
-        rig, lambda: rig.node.has_reconfiguring_taint, lambda: rig.pods.update({uid: late})
+        rig, lambda: rig.node_object.has_reconfiguring_taint, lambda: rig.pods.update({uid: late})
     )
     ends.run_to(rig, "all-balanced", Reason.DRIFTED, "default/foreign", by=agent, is_heal=True)
 
@@ -139,4 +139,4 @@ def test_a_starting_agent_restores_the_instances_lost_in_a_reboot() -> None:
 
     assert agents.resume(rig, "all-balanced").state is model.State.SUCCESS
 
-    assert rig.node.labels[well_known.APPLIED_LABEL] == "all-balanced"
+    assert rig.node_object.labels[well_known.APPLIED_LABEL] == "all-balanced"

@@ -17,8 +17,8 @@ from tests.rigs.node import agents, ends, gpu_values, node_rig, nodes, strikes
 
 def readiness_of(rig: node_rig.NodeRig) -> tuple[str, str]:
     """Return status and reason of the condition ``MigReady``."""
-    assert rig.node.ready_condition is not None
-    return rig.node.ready_condition["status"], rig.node.ready_condition["reason"]
+    assert rig.node_object.ready_condition is not None
+    return rig.node_object.ready_condition["status"], rig.node_object.ready_condition["reason"]
 
 
 @pytest.mark.parametrize("failing", ["too-much", "no-such-layout"])
@@ -30,14 +30,14 @@ def test_the_applied_label_is_removed_if_a_gpu_returns_without_the_layout(
     rig.driver.lost.add(rig.gpus[1].uuid)
     ends.run_to(rig, "all-balanced", Reason.APPLIED, by=agent)
     agents.run(rig, failing, by=agent)
-    assert rig.node.labels[well_known.APPLIED_LABEL] == "all-balanced"
+    assert rig.node_object.labels[well_known.APPLIED_LABEL] == "all-balanced"
     rig.driver.lost.clear()
     if is_restarted:
         agent = agents.start(rig, failing)
 
     agents.run(rig, failing, by=agent)
 
-    assert well_known.APPLIED_LABEL not in rig.node.labels
+    assert well_known.APPLIED_LABEL not in rig.node_object.labels
 
 
 def test_gpus_unreachable_for_a_while_do_not_count_as_drift() -> None:
@@ -46,8 +46,8 @@ def test_gpus_unreachable_for_a_while_do_not_count_as_drift() -> None:
 
     assert agent.check_drift("all-balanced", outcome) is drift.Action.REST
 
-    assert rig.node.states == []
-    assert rig.node.labels[well_known.APPLIED_LABEL] == "all-balanced"
+    assert rig.node_object.states == []
+    assert rig.node_object.labels[well_known.APPLIED_LABEL] == "all-balanced"
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_gpus_that_cannot_be_observed_for_long_make_readiness_unknown(
     reason: Reason, first: int, *, is_away: bool
 ) -> None:
     rig, agent, outcome = nodes.at_rest("all-balanced")
-    labels = dict(rig.node.labels)
+    labels = dict(rig.node_object.labels)
     for number in range(1, first + 3):
         rig.fail_always = {"gpus.observe": errors.HardwareError("gone", reason=reason)}
         assert agent.check_drift("all-balanced", outcome) is drift.Action.REST
@@ -73,15 +73,15 @@ def test_gpus_that_cannot_be_observed_for_long_make_readiness_unknown(
             ("True", "LayoutVerified") if number < first else ("Unknown", reason.value)
         )
         assert agent.awaits_driver is (is_away and number < first)
-    assert rig.node.events == [reason.value]
-    assert (rig.node.labels, rig.node.states) == (labels, [])
+    assert rig.node_object.events == [reason.value]
+    assert (rig.node_object.labels, rig.node_object.states) == (labels, [])
 
     rig.fail_always = {}
     for _ in range(2):
         assert agent.check_drift("all-balanced", outcome) is drift.Action.REST
     assert readiness_of(rig) == ("True", "LayoutVerified")
     assert not agent.awaits_driver
-    assert (rig.node.labels, rig.node.events.count("AlreadyApplied")) == (labels, 1)
+    assert (rig.node_object.labels, rig.node_object.events.count("AlreadyApplied")) == (labels, 1)
 
 
 def test_no_driver_is_awaited_once_the_label_is_removed() -> None:
@@ -106,7 +106,7 @@ def test_a_drift_found_after_the_driver_was_away_is_published() -> None:
     agent.check_drift("all-balanced", outcome)
 
     assert readiness_of(rig) == ("False", "Drifted")
-    assert rig.node.labels[well_known.STATE_LABEL] == "failed"
+    assert rig.node_object.labels[well_known.STATE_LABEL] == "failed"
 
 
 def node_after_reload(
@@ -182,8 +182,8 @@ def test_instances_that_a_person_removed_are_not_restored(driver: str) -> None:
         drift.Action.REST
     ] * 2
 
-    assert rig.node.labels[well_known.STATE_LABEL] == "failed"
-    assert rig.node.events == ["Drifted", "DestroyedDevices"]
+    assert rig.node_object.labels[well_known.STATE_LABEL] == "failed"
+    assert rig.node_object.events == ["Drifted", "DestroyedDevices"]
 
 
 def test_single_failed_checks_between_good_ones_do_not_add_up() -> None:
@@ -193,7 +193,7 @@ def test_single_failed_checks_between_good_ones_do_not_add_up() -> None:
         agent.check_drift("all-balanced", outcome)
         agent.check_drift("all-balanced", outcome)
     assert readiness_of(rig) == ("True", "LayoutVerified")
-    assert rig.node.events == []
+    assert rig.node_object.events == []
 
 
 @pytest.mark.parametrize(
@@ -220,18 +220,18 @@ def test_a_gpu_that_the_driver_no_longer_lists_is_a_drift(layout: str, policy: s
     for _ in range(2):
         assert agent.check_drift(layout, outcome) is drift.Action.REST
 
-    assert rig.node.labels[well_known.STATE_LABEL] == "failed"
-    assert rig.node.events == ["Drifted", "DestroyedDevices"]
-    assert well_known.APPLIED_LABEL not in rig.node.labels
-    assert f"the driver no longer lists {before[1]}" in rig.node.status_messages[-1]
+    assert rig.node_object.labels[well_known.STATE_LABEL] == "failed"
+    assert rig.node_object.events == ["Drifted", "DestroyedDevices"]
+    assert well_known.APPLIED_LABEL not in rig.node_object.labels
+    assert f"the driver no longer lists {before[1]}" in rig.node_object.status_messages[-1]
     assert "workloads.evict" not in rig.log
     if not heals:
         rig.gpus = gpu_values.without_instances(before, 1)
         assert agent.check_drift(layout, outcome) is drift.Action.REST
-        assert "the driver no longer lists" not in rig.node.status_messages[-1]
+        assert "the driver no longer lists" not in rig.node_object.status_messages[-1]
     rig.gpus = before
     assert agent.check_drift(layout, outcome) is drift.Action.REST
-    assert rig.node.labels[well_known.STATE_LABEL] == "success"
+    assert rig.node_object.labels[well_known.STATE_LABEL] == "success"
 
 
 @pytest.mark.parametrize("event", ["reboot", "new request"])

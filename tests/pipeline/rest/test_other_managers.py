@@ -62,6 +62,6 @@ def test_gpus_that_another_manager_works_on_are_checked_later() -> None:
 
     other.refusals = 1
     assert agent.check_drift("all-balanced", outcome) is drift.Action.REST
-    assert rig.node.labels[well_known.STATE_LABEL] == "success"
+    assert rig.node_object.labels[well_known.STATE_LABEL] == "success"
     agent.check_drift("all-balanced", outcome)
-    assert rig.node.labels[well_known.STATE_LABEL] == "failed"
+    assert rig.node_object.labels[well_known.STATE_LABEL] == "failed"

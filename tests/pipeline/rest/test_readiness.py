@@ -17,25 +17,27 @@ def new_node(layout: str | None = None) -> node_rig.NodeRig:
     """Return a node that has just joined, with the owner's taints."""
     rig = nodes.node(layout=layout)
     rig.policy = policies.Policy(startup_taints=frozenset({STARTUP}))
-    rig.node.taints = {STARTUP, OTHER}
-    rig.node.ready_condition, rig.node.ready_reasons = None, []
+    rig.node_object.taints = {STARTUP, OTHER}
+    rig.node_object.ready_condition, rig.node_object.ready_reasons = None, []
     return rig
 
 
 def is_ready(rig: node_rig.NodeRig) -> bool | None:
-    condition = rig.node.ready_condition
+    condition = rig.node_object.ready_condition
     return None if condition is None else condition["status"] == "True"
 
 
 def test_node_is_not_ready_until_its_layout_is_verified() -> None:
     rig = new_node()
-    entries = strikes.note(rig, lambda: (rig.log[-1], is_ready(rig), STARTUP in rig.node.taints))
+    entries = strikes.note(
+        rig, lambda: (rig.log[-1], is_ready(rig), STARTUP in rig.node_object.taints)
+    )
 
     ends.run_to(rig, "all-balanced", reasons.Reason.APPLIED)
 
-    assert rig.node.ready_reasons == ["Pending", "LayoutVerified"]
+    assert rig.node_object.ready_reasons == ["Pending", "LayoutVerified"]
     assert is_ready(rig)
-    assert rig.node.taints == {OTHER}
+    assert rig.node_object.taints == {OTHER}
     during = [entry for entry in entries if entry[0] in {"gpus.execute", "workloads.delete"}]
     assert {entry[1:] for entry in during} == {(False, True)}
 
@@ -43,11 +45,11 @@ def test_node_is_not_ready_until_its_layout_is_verified() -> None:
 def test_an_applied_layout_stays_ready_and_nothing_is_written_again() -> None:
     rig = new_node()
     agents.run(rig, "all-balanced")
-    rig.node.ready_reasons.clear()
+    rig.node_object.ready_reasons.clear()
 
     ends.run_to(rig, "all-balanced", reasons.Reason.ALREADY_APPLIED)
 
-    assert rig.node.ready_reasons == []
+    assert rig.node_object.ready_reasons == []
     assert is_ready(rig)
 
 
@@ -56,7 +58,7 @@ def test_a_new_agent_on_a_node_with_its_layout_removes_the_startup_taint() -> No
 
     ends.run_to(rig, "all-balanced", reasons.Reason.ALREADY_APPLIED)
 
-    assert (rig.node.taints, rig.node.ready_reasons) == ({OTHER}, ["LayoutVerified"])
+    assert (rig.node_object.taints, rig.node_object.ready_reasons) == ({OTHER}, ["LayoutVerified"])
 
 
 @pytest.mark.parametrize("layout", ["no-such-layout", "too-much"])
@@ -65,17 +67,22 @@ def test_failed_layout_keeps_the_startup_taint(layout: str) -> None:
 
     outcome = agents.run(rig, layout)
 
-    assert rig.node.taints == {STARTUP, OTHER}
-    assert rig.node.ready_condition is not None
-    assert (is_ready(rig), rig.node.ready_condition["reason"]) == (False, outcome.reason.value)
-    assert rig.node.ready_condition["message"] == outcome.message
+    assert rig.node_object.taints == {STARTUP, OTHER}
+    assert rig.node_object.ready_condition is not None
+    assert (is_ready(rig), rig.node_object.ready_condition["reason"]) == (
+        False,
+        outcome.reason.value,
+    )
+    assert rig.node_object.ready_condition["message"] == outcome.message
 
 
 def test_a_drift_ends_readiness_and_its_end_restores_it() -> None:
     rig = new_node("all-balanced")
     agent = agents.new_agent(rig)
     outcome = agents.run(rig, "all-balanced", by=agent)
-    since = rig.node.ready_condition and rig.node.ready_condition["lastTransitionTime"]
+    since = (
+        rig.node_object.ready_condition and rig.node_object.ready_condition["lastTransitionTime"]
+    )
     before = drifts.tamper(rig)
     rig.clock.now_s += 60
 
@@ -84,9 +91,9 @@ def test_a_drift_ends_readiness_and_its_end_restores_it() -> None:
     rig.gpus = before
     agent.check_drift("all-balanced", outcome)
 
-    assert rig.node.ready_reasons == ["LayoutVerified", "Drifted", "LayoutVerified"]
-    assert rig.node.ready_condition is not None
-    assert rig.node.ready_condition["lastTransitionTime"] not in (None, since)
+    assert rig.node_object.ready_reasons == ["LayoutVerified", "Drifted", "LayoutVerified"]
+    assert rig.node_object.ready_condition is not None
+    assert rig.node_object.ready_condition["lastTransitionTime"] not in (None, since)
 
 
 def test_a_node_without_a_request_is_ready_and_loses_its_startup_taint() -> None:
@@ -95,8 +102,8 @@ def test_a_node_without_a_request_is_ready_and_loses_its_startup_taint() -> None
     assert not agents.undo(rig)
     assert not agents.undo(rig)
 
-    assert (is_ready(rig), rig.node.ready_reasons) == (True, ["NoLayoutRequested"])
-    assert rig.node.taints == {OTHER}
+    assert (is_ready(rig), rig.node_object.ready_reasons) == (True, ["NoLayoutRequested"])
+    assert rig.node_object.taints == {OTHER}
     assert rig.log.count("node.patch") == 2, "the taint, and the GPUs"
 
 
@@ -107,20 +114,20 @@ def test_change_that_cannot_be_undone_keeps_the_node_unready() -> None:
 
     assert agents.undo(rig)
 
-    assert (is_ready(rig), STARTUP in rig.node.taints) == (False, True)
+    assert (is_ready(rig), STARTUP in rig.node_object.taints) == (False, True)
 
     rig.fail_always.clear()
     assert not agents.undo(rig)
-    assert (is_ready(rig), STARTUP in rig.node.taints) == (True, False)
+    assert (is_ready(rig), STARTUP in rig.node_object.taints) == (True, False)
 
 
 def test_a_startup_taint_is_removed_at_each_success_and_never_added() -> None:
     rig = new_node("all-balanced")
-    rig.node.taints = {OTHER}
+    rig.node_object.taints = {OTHER}
 
     agents.run(rig, "all-balanced")
-    assert rig.node.taints == {OTHER}
-    rig.node.taints.add(STARTUP)
+    assert rig.node_object.taints == {OTHER}
+    rig.node_object.taints.add(STARTUP)
     agents.run(rig, "all-balanced")
 
-    assert rig.node.taints == {OTHER}
+    assert rig.node_object.taints == {OTHER}

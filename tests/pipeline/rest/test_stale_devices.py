@@ -68,10 +68,10 @@ UNSERVED = ["no request", "no-such-layout", "too-much"]
 def test_a_node_without_a_usable_request_offers_no_device_that_is_gone(why: str) -> None:
     node = UnservedNode.of(why)
     rig = node.rig
-    rig.node.labels[discovery_labels.STRATEGY] = strategies.Strategy.SINGLE.value
+    rig.node_object.labels[discovery_labels.STRATEGY] = strategies.Strategy.SINGLE.value
     rig.pods.watched = lambda: tuple(rig.pods.values())
     tamper(rig)
-    gpus, state = rig.gpus, rig.node.labels.get(well_known.STATE_LABEL)
+    gpus, state = rig.gpus, rig.node_object.labels.get(well_known.STATE_LABEL)
     rig.pods.add("busy", devices=frozenset({nodes.device(rig, 1, "3g.20gb")}))
 
     node.check()
@@ -81,9 +81,9 @@ def test_a_node_without_a_usable_request_offers_no_device_that_is_gone(why: str)
 
     assert rig.gpus == gpus
     assert "busy" in rig.pods.names
-    assert rig.node.labels.get(well_known.STATE_LABEL) == state
-    assert rig.node.events == ["DestroyedDevices"]
-    assert rig.node.event_messages == [
+    assert rig.node_object.labels.get(well_known.STATE_LABEL) == state
+    assert rig.node_object.events == ["DestroyedDevices"]
+    assert rig.node_object.event_messages == [
         "the device plugin advertises 1 device that no GPU has: it is restarted"
     ]
     plugins, questions = node.plugins, rig.log.count("allocations.allocatable")
@@ -107,13 +107,13 @@ def test_a_gpu_with_mig_enabled_is_a_device_only_without_a_strategy(
     node = UnservedNode.of("no request")
     rig = node.rig
     if strategy:
-        rig.node.labels[discovery_labels.STRATEGY] = strategy.value
+        rig.node_object.labels[discovery_labels.STRATEGY] = strategy.value
     (devices,) = rig.plugin_devices.values()
     rig.kubelet.schedulable = {"nvidia.com/gpu": devices | {rig.gpus[0].uuid}}
 
     node.check()
 
-    assert rig.node.events == events
+    assert rig.node_object.events == events
 
 
 @pytest.mark.parametrize("refused", ["allocations.allocatable", "workloads.delete"])
@@ -127,13 +127,13 @@ def test_devices_that_could_not_be_withdrawn_are_withdrawn_later(why: str, refus
         else strikes.BROKEN["workloads"]
     )
     node.check()
-    assert node.rig.node.events == []
+    assert node.rig.node_object.events == []
     node.rig.fail_always.clear()
 
     node.check()
 
     node.assert_schedulable_devices_exist()
-    assert node.rig.node.events == ["DestroyedDevices"]
+    assert node.rig.node_object.events == ["DestroyedDevices"]
 
 
 def test_devices_of_a_lost_gpu_or_of_another_manager_stay() -> None:
@@ -149,7 +149,7 @@ def test_devices_of_a_lost_gpu_or_of_another_manager_stay() -> None:
             rig.driver.lost.add(rig.gpus[1].uuid)
         node.check()
         rig.clock.wait(1)
-        assert (rig.kubelet.schedulable, rig.node.events) == (served, [])
+        assert (rig.kubelet.schedulable, rig.node_object.events) == (served, [])
 
 
 def test_a_plugin_with_too_few_devices_is_not_restarted_without_a_request() -> None:
@@ -172,8 +172,8 @@ def test_a_plugin_without_a_pod_is_reported_once() -> None:
     for _ in range(2):
         node.check()
 
-    assert node.rig.node.events == ["DestroyedDevices"]
-    assert "found no pod of it" in node.rig.node.event_messages[0]
+    assert node.rig.node_object.events == ["DestroyedDevices"]
+    assert "found no pod of it" in node.rig.node_object.event_messages[0]
 
 
 def test_a_dra_driver_without_a_request_offers_no_device_that_is_gone() -> None:
@@ -208,7 +208,7 @@ def test_phantom_devices_are_removed_without_a_usable_request(why: str) -> None:
         node.check()
 
     assert rig.kubelet.phantoms == {}
-    assert "PhantomDevicesRemoved" in rig.node.events
+    assert "PhantomDevicesRemoved" in rig.node_object.events
 
 
 @pytest.mark.parametrize("is_foreign", [False, True])
@@ -224,7 +224,7 @@ def test_a_drifted_node_offers_no_device_that_is_gone(*, is_foreign: bool) -> No
 
     present = rig.plugin_devices
     assert (rig.kubelet.schedulable == present) is not is_foreign
-    assert rig.node.labels[well_known.STATE_LABEL] == "failed"
+    assert rig.node_object.labels[well_known.STATE_LABEL] == "failed"
     plugins, lists = set(rig.pods), rig.log.count("workloads.list")
     rig.pods.watched = lambda: tuple(rig.pods.values())
     assert agent.check_drift("all-balanced", outcome) is drift.Action.REST
@@ -243,7 +243,7 @@ def test_each_drift_restarts_the_plugin_also_after_a_refused_deletion() -> None:
         assert agent.check_drift("all-balanced", outcome) is drift.Action.REST
         rig.clock.wait(1)
         assert rig.kubelet.schedulable == rig.plugin_devices
-    assert rig.node.events == ["Drifted", "DestroyedDevices", "DestroyedDevices"]
+    assert rig.node_object.events == ["Drifted", "DestroyedDevices", "DestroyedDevices"]
 
 
 def test_each_drift_to_the_same_devices_restarts_the_plugin() -> None:
@@ -291,7 +291,7 @@ def test_a_plugin_is_restarted_after_a_change_of_a_gpu_outside_the_layout() -> N
     agent.restore_without_request()
     rig.gpus = (rig.gpus[0], *gpu_values.with_desired(rig.gpus[1:], model.DesiredGpu(mode=OFF)))
     agent.check_without_request()
-    assert rig.node.labels[well_known.APPLIED_LABEL] == "first"
+    assert rig.node_object.labels[well_known.APPLIED_LABEL] == "first"
 
 
 def test_a_plugin_is_restarted_whenever_instances_were_recreated_in_place() -> None:
@@ -341,7 +341,7 @@ def test_a_node_whose_run_waits_offers_no_device_that_is_gone() -> None:
         assert outcome.reason is Reason.DRAIN_TIMEOUT
         assert rig.kubelet.schedulable == rig.plugin_devices
 
-    assert rig.node.events.count("DestroyedDevices") == 1
+    assert rig.node_object.events.count("DestroyedDevices") == 1
     ends.assert_restored(rig)
 
 
@@ -360,7 +360,7 @@ def test_a_node_that_waits_for_a_slot_offers_no_device_that_is_gone() -> None:
     ends.run_to(rig, "one-slice-changed", Reason.APPLIED)
 
     assert schedulable[0]
-    assert rig.node.events.count("DestroyedDevices") == 1
+    assert rig.node_object.events.count("DestroyedDevices") == 1
 
 
 def test_a_plugin_that_keeps_a_device_is_restarted_once_for_a_request() -> None:
@@ -378,7 +378,7 @@ def test_a_plugin_that_keeps_a_device_is_restarted_once_for_a_request() -> None:
         outcome = agents.run(rig, "one-slice-changed", by=agent, attempt=attempt)
         assert outcome.reason is Reason.DRAIN_TIMEOUT
 
-    assert rig.node.events.count("DestroyedDevices") == 1
+    assert rig.node_object.events.count("DestroyedDevices") == 1
 
 
 def test_an_unreadable_node_loses_no_outcome_and_ends_no_wait_for_a_slot() -> None:
@@ -386,7 +386,7 @@ def test_an_unreadable_node_loses_no_outcome_and_ends_no_wait_for_a_slot() -> No
     rig.disruptions.refusals["affected"] = "budget"
 
     def fail_reads() -> None:
-        is_published = rig.node.labels.get(well_known.STATE_LABEL) == "failed"
+        is_published = rig.node_object.labels.get(well_known.STATE_LABEL) == "failed"
         if is_published or 290 < rig.clock.now_s < 320:
             rig.fail_always["node.read"] = strikes.BROKEN["node"]
         else:
@@ -396,7 +396,7 @@ def test_an_unreadable_node_loses_no_outcome_and_ends_no_wait_for_a_slot() -> No
     assert agents.run(rig, "one-slice-changed").reason is Reason.DRAIN_TIMEOUT
 
     rig.disruptions.refusals.clear()
-    rig.node.labels.pop(well_known.STATE_LABEL)
+    rig.node_object.labels.pop(well_known.STATE_LABEL)
     denials = [slots.Denial(limit=1, changing=("b",))] * 200
     rig.slots = parts.Slots(are_limited=True, denials=denials)
     assert agents.run(rig, "one-slice-changed").reason is Reason.APPLIED

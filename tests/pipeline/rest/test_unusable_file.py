@@ -29,7 +29,7 @@ def node_without_file(
     configs.text = text
     outcome = agents.run(rig, "one-slice-changed", by=agent)
     assert (outcome.reason, outcome.state) == (Reason.ALREADY_APPLIED, model.State.SUCCESS)
-    rig.node.events.clear()
+    rig.node_object.events.clear()
     return rig, agent, outcome
 
 
@@ -38,20 +38,20 @@ def node_without_file(
 )
 def test_a_drift_is_published_although_the_file_is_unusable(text: str, *, heals: bool) -> None:
     rig, agent, outcome = node_without_file(text, heals=heals)
-    verified = rig.node.request_record["verified"]
+    verified = rig.node_object.request_record["verified"]
     assert agent.check_drift("one-slice-changed", outcome) is drift.Action.REST
-    assert rig.node.events == []
+    assert rig.node_object.events == []
 
     before = tamper(rig)
     for _ in range(2):
         assert agent.check_drift("one-slice-changed", outcome) is drift.Action.REST
-    assert rig.node.labels[well_known.STATE_LABEL] == "failed"
-    assert rig.node.events == ["Drifted", "DestroyedDevices"]
+    assert rig.node_object.labels[well_known.STATE_LABEL] == "failed"
+    assert rig.node_object.events == ["Drifted", "DestroyedDevices"]
 
     rig.gpus = before
     assert agent.check_drift("one-slice-changed", outcome) is drift.Action.REST
-    assert rig.node.labels[well_known.STATE_LABEL] == "success"
-    assert rig.node.request_record["verified"] == verified
+    assert rig.node_object.labels[well_known.STATE_LABEL] == "success"
+    assert rig.node_object.request_record["verified"] == verified
 
 
 def test_a_layout_active_again_keeps_its_hash_although_the_file_lacks_it() -> None:
@@ -61,15 +61,15 @@ def test_a_layout_active_again_keeps_its_hash_although_the_file_lacks_it() -> No
     rig.gpus = (rig.gpus[0], dataclasses.replace(rig.gpus[1], pci_device_id=0x20B710DE))
     rig.driver.lost.add(rig.gpus[1].uuid)
     _, agent, outcome = nodes.at_rest("mine", rig=rig, configs=configs)
-    verified = rig.node.request_record["verified"]
+    verified = rig.node_object.request_record["verified"]
     before = tamper(rig)
     agent.check_drift("mine", outcome)
 
     configs.text, rig.gpus = agents.CONFIG, before
     agent.check_drift("mine", outcome)
 
-    assert rig.node.labels[well_known.STATE_LABEL] == "success"
-    assert rig.node.request_record["verified"] == verified
+    assert rig.node_object.labels[well_known.STATE_LABEL] == "success"
+    assert rig.node_object.request_record["verified"] == verified
 
 
 def test_a_gpu_lost_while_the_file_is_unusable_starts_no_run() -> None:
@@ -78,7 +78,7 @@ def test_a_gpu_lost_while_the_file_is_unusable_starts_no_run() -> None:
 
     assert agent.check_drift("one-slice-changed", outcome) is drift.Action.REST
 
-    assert rig.node.labels[well_known.STATE_LABEL] == "success"
+    assert rig.node_object.labels[well_known.STATE_LABEL] == "success"
 
 
 def test_a_gpu_back_while_the_file_is_unusable_starts_no_run() -> None:
@@ -93,7 +93,7 @@ def test_a_gpu_back_while_the_file_is_unusable_starts_no_run() -> None:
 
     assert agent.check_drift("all-balanced", outcome) is drift.Action.REST
 
-    assert rig.node.labels[well_known.STATE_LABEL] == "success"
+    assert rig.node_object.labels[well_known.STATE_LABEL] == "success"
 
 
 def test_an_edit_while_a_gpu_is_lost_is_applied_once_it_is_back() -> None:
@@ -120,4 +120,4 @@ def test_phantoms_are_withdrawn_although_the_file_is_unusable() -> None:
 
     agent.check_drift("one-slice-changed", outcome)
 
-    assert rig.node.events == ["PhantomDevicesRemoved"]
+    assert rig.node_object.events == ["PhantomDevicesRemoved"]

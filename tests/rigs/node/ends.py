@@ -22,7 +22,7 @@ def has_layout(rig: node_rig.NodeRig, layout: str) -> bool:
 
 def assert_applied_label_is_true(rig: node_rig.NodeRig) -> None:
     """The label names a layout that is active, or there is none."""
-    applied = rig.node.labels.get(well_known.APPLIED_LABEL)
+    applied = rig.node_object.labels.get(well_known.APPLIED_LABEL)
     assert applied is None or has_layout(rig, applied)
 
 
@@ -90,8 +90,8 @@ def unrestored_on(
     view = fake_cluster.FakeNode(rig).latest(is_at_rest=True)
     journal = journals.parse_or_none(view.annotations.get(well_known.JOURNAL_ANNOTATION))
     configs = dict(rig.policy.plugin_configs)
-    applied = rig.node.labels.get(well_known.APPLIED_LABEL, "")
-    config = rig.node.labels.get(well_known.PLUGIN_CONFIG_LABEL)
+    applied = rig.node_object.labels.get(well_known.APPLIED_LABEL, "")
+    config = rig.node_object.labels.get(well_known.PLUGIN_CONFIG_LABEL)
     expected_config = configs.get(applied, configs.get("*", owner.plugin_config))
     services = [
         name
@@ -106,7 +106,7 @@ def unrestored_on(
         # After a failure the next run refreshes the device files.
         *(
             ("has_stale_files",)
-            if rig.node.labels.get(well_known.STATE_LABEL) != "success"
+            if rig.node_object.labels.get(well_known.STATE_LABEL) != "success"
             else ()
         ),
         *(unrestored.UNVERIFIED_ADVERTISERS if is_stopped or is_in_drain else ()),
@@ -128,7 +128,7 @@ def unrestored_on(
 
 def assert_restored_or_in_drain(rig: node_rig.NodeRig, before_failure: Iterable[str]) -> None:
     """Once a drain has removed pods, the taint stays until the next attempt, and nothing else."""
-    if rig.node.has_reconfiguring_taint:
+    if rig.node_object.has_reconfiguring_taint:
         assert {"workloads.evict", "workloads.delete"} & set(before_failure)
-        assert rig.node.status["phase"] in ("Drain", "Pause")
-    assert_restored(rig, is_in_drain=rig.node.has_reconfiguring_taint)
+        assert rig.node_object.status["phase"] in ("Drain", "Pause")
+    assert_restored(rig, is_in_drain=rig.node_object.has_reconfiguring_taint)

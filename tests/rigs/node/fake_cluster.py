@@ -62,15 +62,15 @@ class FakeNode(FakePort):
         if rig.clock.monotonic() < rig.kubelet.reports_from_s:
             shown = rig.kubelet.reported_devices
             capacity |= {name: count for name, count in shown.items() if count}
-        closing = rig.node.taints | (
-            {well_known.RECONFIGURING_TAINT} if rig.node.has_reconfiguring_taint else set()
+        closing = rig.node_object.taints | (
+            {well_known.RECONFIGURING_TAINT} if rig.node_object.has_reconfiguring_taint else set()
         )
         return node_object.NodeView(
             name="node-a",
-            uid=rig.node.uid,
-            labels=dict(rig.node.labels),
-            annotations=dict(rig.node.annotations),
-            is_unschedulable=rig.node.is_unschedulable,
+            uid=rig.node_object.uid,
+            labels=dict(rig.node_object.labels),
+            annotations=dict(rig.node_object.annotations),
+            is_unschedulable=rig.node_object.is_unschedulable,
             taint_keys=frozenset(closing),
             closing_taints=frozenset(closing),
             # Kubelet copies the capacity of a resource that it has forgotten into allocatable.
@@ -121,19 +121,19 @@ class FakeNode(FakePort):
 
     def _write(self, change: node_object.NodePatch) -> node_object.NodeView:
         rig = self._rig
-        _merge(rig.node.labels, change.labels)
-        _merge(rig.node.annotations, change.annotations)
+        _merge(rig.node_object.labels, change.labels)
+        _merge(rig.node_object.annotations, change.annotations)
         for key, value in change.annotations.items():
             contract.check_annotation(key, value)
         if change.reconfiguring_taint is not None:
-            rig.node.has_reconfiguring_taint = change.reconfiguring_taint
-        rig.node.taints -= change.removed_taints
+            rig.node_object.has_reconfiguring_taint = change.reconfiguring_taint
+        rig.node_object.taints -= change.removed_taints
         text = change.annotations.get(well_known.STATUS_ANNOTATION)
         if text:
-            rig.node.status_messages.append(str(json.loads(text)["message"]))
+            rig.node_object.status_messages.append(str(json.loads(text)["message"]))
         state = change.labels.get(well_known.STATE_LABEL)
-        if state and (not rig.node.states or rig.node.states[-1] != state):
-            rig.node.states.append(state)
+        if state and (not rig.node_object.states or rig.node_object.states[-1] != state):
+            rig.node_object.states.append(state)
         rig.stop_daemons()
         lost = rig.lose_answer_at.get(len(rig.log) - 1)
         if lost is not None:
@@ -146,7 +146,7 @@ class FakeNode(FakePort):
 
     def set_condition(self, condition: readiness.Condition) -> None:
         is_about_recovery = condition.type == well_known.RECOVERY_CONDITION
-        node = self._rig.node
+        node = self._rig.node_object
         present = node.recovery_condition if is_about_recovery else node.ready_condition
         entry = condition.entry(present, self._rig.clock.now_iso())
         self._unwritten[condition.type] = condition
@@ -167,8 +167,8 @@ class FakeNode(FakePort):
 
     def emit(self, *, reason: str, message: str, is_warning: bool) -> None:
         if self._succeeds("node.emit"):
-            self._rig.node.events.append(reason)
-            self._rig.node.event_messages.append(message)
+            self._rig.node_object.events.append(reason)
+            self._rig.node_object.event_messages.append(message)
 
     def flush_events(self, timeout_s: float) -> bool:
         return True
@@ -336,7 +336,7 @@ class FakeSlots(FakePort):
             return state.denials.pop(0)
         if state.next_errors:
             raise state.next_errors.pop(0)
-        is_late = not state.is_taken and self._rig.node.has_reconfiguring_taint
+        is_late = not state.is_taken and self._rig.node_object.has_reconfiguring_taint
         assert not is_late, "a slot comes before the disruption"
         state.is_taken = self._is_fresh = True
         return None
@@ -347,7 +347,7 @@ class FakeSlots(FakePort):
             raise errors.NotReadyError("stale", reason=reasons.Reason.SLOTS_TAKEN)
 
     def release(self) -> None:
-        assert not self._rig.node.has_reconfiguring_taint, (
+        assert not self._rig.node_object.has_reconfiguring_taint, (
             "a slot may go when its node is whole again"
         )
         self._is_fresh = False

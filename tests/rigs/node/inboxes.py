@@ -82,15 +82,15 @@ class NodeInbox(Inbox):
             self._last_request = request
             view = node_object.NodeView(
                 name="node-a",
-                labels=dict(self._rig.node.labels),
-                annotations=dict(self._rig.node.annotations),
+                labels=dict(self._rig.node_object.labels),
+                annotations=dict(self._rig.node_object.annotations),
                 allocatable={},
             )
             is_on_demand = view.labels.get(well_known.PARTITIONING_LABEL) == well_known.ON_DEMAND
             self.put_on_demand(is_on_demand=is_on_demand)
             name = view.labels.get(well_known.CONFIG_LABEL)
             self.put_label(
-                name, node_uid=self._rig.node.uid, custom=custom_layouts.of_request(view)
+                name, node_uid=self._rig.node_object.uid, custom=custom_layouts.of_request(view)
             )
         if self._configs is not None and self._configs.text != self._text:
             self._text = self._configs.text
@@ -100,8 +100,8 @@ class NodeInbox(Inbox):
 def requested_of(rig: node_rig.NodeRig) -> tuple[str | None, ...]:
     """Return what requests a layout on the Node, and which Node it is."""
     return (
-        rig.node.labels.get(well_known.CONFIG_LABEL),
-        rig.node.labels.get(well_known.PARTITIONING_LABEL),
-        rig.node.annotations.get(well_known.LAYOUT_ANNOTATION),
-        rig.node.uid,
+        rig.node_object.labels.get(well_known.CONFIG_LABEL),
+        rig.node_object.labels.get(well_known.PARTITIONING_LABEL),
+        rig.node_object.annotations.get(well_known.LAYOUT_ANNOTATION),
+        rig.node_object.uid,
     )

@@ -30,7 +30,9 @@ class NodeRig:
 
     # -- its parts ----------------------------------------------------------------------------
 
-    node: cluster_parts.NodeObject = dataclasses.field(default_factory=cluster_parts.NodeObject)
+    node_object: cluster_parts.NodeObject = dataclasses.field(
+        default_factory=cluster_parts.NodeObject
+    )
     pods: cluster_parts.Pods = dataclasses.field(init=False)
     disruptions: cluster_parts.Disruptions = dataclasses.field(
         default_factory=cluster_parts.Disruptions
@@ -159,7 +161,7 @@ class NodeRig:
 
     def forget_past(self) -> None:
         """Clear the notes of what happened so far."""
-        self.node.forget_past()
+        self.node_object.forget_past()
         self.clock.forget_waits()
         self.log.clear()
         self.driver.executed_steps.clear()
@@ -188,17 +190,20 @@ class NodeRig:
         if self._is_controller_away:
             return
         for uid, pod in list(self.pods.items()):
-            if any(self.node.labels.get(key) != value for key, value in pod.node_selector.items()):
+            if any(
+                self.node_object.labels.get(key) != value
+                for key, value in pod.node_selector.items()
+            ):
                 self.pods.terminate(uid)
 
     def _start_daemons(self) -> None:
         # No daemon starts on a node with a taint that it does not tolerate.
-        if self._is_controller_away or self.node.has_reconfiguring_taint:
+        if self._is_controller_away or self.node_object.has_reconfiguring_taint:
             return
         names = self.pods.names
         for key, is_ready in self.daemons.is_ready_by_label.items():
             name = key.rpartition(".")[2]
-            if self.node.labels.get(key) == "true" and name not in names:
+            if self.node_object.labels.get(key) == "true" and name not in names:
                 self.pods.add(
                     name,
                     labels={"app": name},
@@ -213,7 +218,7 @@ class NodeRig:
         if self._plugin_is_selected() and not self.pods.plugins:
             self.start_plugin()
         is_selected = (
-            self.node.labels.get(dra.DEPLOY_LABEL) == "true"
+            self.node_object.labels.get(dra.DEPLOY_LABEL) == "true"
             or not self.dra_driver.is_label_managed
         )
         if self.dra_driver.is_installed and is_selected and not self.pods.dra_drivers:
@@ -224,5 +229,5 @@ class NodeRig:
         return self.clock.now_s < self.daemons.controller_away_until_s
 
     def _plugin_is_selected(self) -> bool:
-        is_selected = self.node.labels.get(well_known.PLUGIN_DEPLOY_LABEL) == "true"
+        is_selected = self.node_object.labels.get(well_known.PLUGIN_DEPLOY_LABEL) == "true"
         return is_selected or not self.plugin.is_label_managed

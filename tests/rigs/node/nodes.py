@@ -21,7 +21,7 @@ def _node(*, layout: str | None, label_managed: bool) -> node_rig.NodeRig:
         agents.run(rig, layout)
         rig.forget_past()
     if label_managed:
-        rig.node.labels[well_known.PLUGIN_DEPLOY_LABEL] = "true"
+        rig.node_object.labels[well_known.PLUGIN_DEPLOY_LABEL] = "true"
     if not rig.pods:
         rig.start_plugin()
     return rig
@@ -66,10 +66,10 @@ def dra_node(*, label_managed: bool = True) -> node_rig.NodeRig:
     rig = node(layout="all-1g.5gb")
     rig.pods.clear()
     rig.kubelet.schedulable = {}
-    del rig.node.labels[well_known.PLUGIN_DEPLOY_LABEL]
+    del rig.node_object.labels[well_known.PLUGIN_DEPLOY_LABEL]
     rig.dra_driver.is_installed, rig.dra_driver.is_label_managed = True, label_managed
     if label_managed:
-        rig.node.labels |= dict.fromkeys((claims.DEPLOY_LABEL, *DRA_MONITORS), "true")
+        rig.node_object.labels |= dict.fromkeys((claims.DEPLOY_LABEL, *DRA_MONITORS), "true")
         rig.daemons.is_ready_by_label |= dict.fromkeys(DRA_MONITORS, True)
     rig.advance()
     for name, start in (("low", 0), ("high", 6)):
@@ -162,7 +162,7 @@ GFD, DCGM, EXPORTER = (
 def monitored_node() -> node_rig.NodeRig:
     """The operator's monitors and its validator; one monitor is deployed nowhere."""
     rig = busy_node()
-    rig.node.labels |= dict.fromkeys((GFD, DCGM, EXPORTER), "true")
+    rig.node_object.labels |= dict.fromkeys((GFD, DCGM, EXPORTER), "true")
     rig.daemons.is_ready_by_label |= {GFD: True, EXPORTER: True}
     rig.daemons.without_label.add("nvidia-operator-validator")
     rig.advance()
@@ -186,7 +186,7 @@ def node_with_extra_clients() -> node_rig.NodeRig:
     """Extra GPU clients, one with a deploy label and one without."""
     rig = busy_node()
     rig.extra_clients = EXTRA_CLIENTS
-    rig.node.labels[SAMPLER] = "true"
+    rig.node_object.labels[SAMPLER] = "true"
     rig.daemons.is_ready_by_label[SAMPLER] = True
     rig.daemons.without_label.add("watcher")
     rig.advance()
@@ -196,7 +196,7 @@ def node_with_extra_clients() -> node_rig.NodeRig:
 def sharing_node() -> node_rig.NodeRig:
     """The config of the device plugin follows the layout."""
     rig = busy_node()
-    rig.node.labels[well_known.PLUGIN_CONFIG_LABEL] = rig.owner.plugin_config = "whole"
+    rig.node_object.labels[well_known.PLUGIN_CONFIG_LABEL] = rig.owner.plugin_config = "whole"
     others = [(name, "whole") for name in ("all-disabled", "all-1g.5gb")]
     rig.policy = policies.Policy(plugin_configs=(*others, ("one-slice-changed", "sliced")))
     return rig

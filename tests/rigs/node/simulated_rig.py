@@ -111,7 +111,7 @@ class SimulatedRig(node_rig.NodeRig):
     def __init__(
         self, state: nvml_faults.SharedState, labels: Mapping[str, str] = _PLUGIN_DEPLOYED
     ) -> None:
-        super().__init__(gpus=(), node=cluster_parts.NodeObject(labels=dict(labels)))
+        super().__init__(gpus=(), node_object=cluster_parts.NodeObject(labels=dict(labels)))
         self.state = state
         self.client_of: dict[str, states.Client] = {}
         """UID of a pod -> its process on a GPU."""

@@ -34,12 +34,12 @@ class AdvertisingRig:
     def __init__(self, server: apiserver.ApiServer, kube: api.KubeApi) -> None:
         self.server = server
         self.kube = kube
-        self.node = node_rig.NodeRig(gpus=gpu_values.gpus_of("A100-SXM4-40GB"))
+        self.machine = node_rig.NodeRig(gpus=gpu_values.gpus_of("A100-SXM4-40GB"))
         self.gpus = self.started_agent()
 
     def started_agent(self) -> advertising_gpus.AdvertisingGpus:
         return advertising_gpus.AdvertisingGpus(
-            fake_host.FakeGpus(self.node), self.kube, name="n1"
+            fake_host.FakeGpus(self.machine), self.kube, name="n1"
         )
 
     def status(self) -> dict[str, dict[str, str]]:
@@ -107,7 +107,7 @@ def test_refused_advertisement_is_retried_and_fails_no_observation(rig: Advertis
 
 
 def test_unobservable_gpus_do_not_prevent_the_start(rig: AdvertisingRig) -> None:
-    rig.node.fail_always["gpus.observe"] = errors.HardwareError(
+    rig.machine.fail_always["gpus.observe"] = errors.HardwareError(
         "no", reason=reasons.Reason.DRIVER_NOT_LOADED
     )
 

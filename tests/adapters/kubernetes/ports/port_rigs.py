@@ -35,7 +35,7 @@ class InMemory:
 
     def __init__(self) -> None:
         rig = node_rig.NodeRig(gpus=())
-        rig.node.taints.add("dedicated")
+        rig.node_object.taints.add("dedicated")
         rig.kubelet.schedulable = UUIDS
         rig.dra_driver.slices = (claims.parse_slice(SLICE),)
         rig.kubelet.phantoms = {OTHER: DEVICES[OTHER]}
@@ -52,11 +52,11 @@ class InMemory:
 
     def label(self, key: str, value: str) -> None:
         """Label the node as another program."""
-        self._rig.node.labels[key] = value
+        self._rig.node_object.labels[key] = value
 
     def conditions(self) -> dict[str, str]:
         """Return the status of the agent's conditions, by type."""
-        entries = (self._rig.node.ready_condition, self._rig.node.recovery_condition)
+        entries = (self._rig.node_object.ready_condition, self._rig.node_object.recovery_condition)
         return {entry["type"]: entry["status"] for entry in entries if entry}
 
     def add_pod(
