@@ -18,12 +18,12 @@ def boot(tmp_path: pathlib.Path) -> Iterator[nvml_rig.Boot]:
     """Return what starts a simulated node for the rest of the test."""
     with contextlib.ExitStack() as stack:
         yield lambda *args, **kwargs: stack.enter_context(
-            nvml_rig.rig(tmp_path / "state", *args, **kwargs)
+            nvml_rig.booted(tmp_path / "state", *args, **kwargs)
         )
 
 
 @pytest.fixture
-def node(boot: nvml_rig.Boot) -> nvml_rig.NvmlRig:
+def rig(boot: nvml_rig.Boot) -> nvml_rig.NvmlRig:
     """Return a simulated node with one A100."""
     return boot()
 

@@ -6,6 +6,6 @@ from tests.rigs.node import local_rig
 
 
 @pytest.fixture
-def node() -> local_rig.LocalNode:
+def rig() -> local_rig.LocalRig:
     """Return a node with an active layout."""
-    return local_rig.LocalNode()
+    return local_rig.LocalRig()

@@ -11,7 +11,7 @@ from mig_manager.catalogue import hardware
 from mig_manager.change import apply, boot
 from mig_manager.core import model, steps
 from tests.rigs.node import gpu_values, local_rig, nvml_rig, samples, strikes
-from tests.rigs.node.local_rig import BootNode
+from tests.rigs.node.local_rig import BootRig
 
 NO_DRIVER = errors.HardwareError(
     "no driver", reason=reasons.Reason.DRIVER_NOT_LOADED, operation="nvmlInit"
@@ -28,23 +28,23 @@ class Notes(list[str]):
         self._act(remark)
 
 
-EACH_PRODUCT = pytest.mark.parametrize("node", local_rig.PROFILES, indirect=True)
+EACH_PRODUCT = pytest.mark.parametrize("rig", local_rig.PROFILES, indirect=True)
 
 
 @pytest.fixture
-def node(request: pytest.FixtureRequest) -> BootNode:
+def rig(request: pytest.FixtureRequest) -> BootRig:
     """A node that was rebooted; a Hopper GPU loses its MIG mode in that too."""
-    node = BootNode(getattr(request, "param", "H100-SXM5-80GB"))
-    node.reboot()
-    return node
+    rig = BootRig(getattr(request, "param", "H100-SXM5-80GB"))
+    rig.reboot()
+    return rig
 
 
 @pytest.fixture
-def ampere() -> BootNode:
-    return BootNode()
+def ampere() -> BootRig:
+    return BootRig()
 
 
-def test_boot_restores_placements_that_no_empty_gpu_would_get(ampere: BootNode) -> None:
+def test_boot_restores_placements_that_no_empty_gpu_would_get(ampere: BootRig) -> None:
     """A layout's instances may lie where history has put them."""
     moved = samples.gpu(samples.A100, "2g.10gb@4[]").gpu_instances
     verified = ampere.verified_layout
@@ -72,42 +72,42 @@ def test_boot_restores_placements_that_no_empty_gpu_would_get(ampere: BootNode) 
 def test_boot_after_power_loss_in_apply_restores_the_verified_layout(
     product: str, kind: strikes.StepKind, number: int
 ) -> None:
-    node = BootNode(product)
-    assert node.kill_apply("off", kind, number)
-    node.reboot()
+    rig = BootRig(product)
+    assert rig.kill_apply("off", kind, number)
+    rig.reboot()
 
     # What is kept goes before a fallback.
-    assert node.boot("off").layout == "mixed"
+    assert rig.boot("off").layout == "mixed"
 
-    assert node.is_restored()
-    assert node.lock.descriptions[-1] == "restore the layout of this node"
+    assert rig.is_restored()
+    assert rig.lock.descriptions[-1] == "restore the layout of this node"
 
 
 @EACH_PRODUCT
 def test_a_reset_that_ends_no_fault_is_tried_once_and_the_layout_restored(
-    node: BootNode,
+    rig: BootRig,
 ) -> None:
-    node.gpus = gpu_values.with_action(node.gpus, model.RecoveryAction.GPU_RESET, 0, 1)
-    node.resets.action_after = model.RecoveryAction.GPU_RESET
+    rig.gpus = gpu_values.with_action(rig.gpus, model.RecoveryAction.GPU_RESET, 0, 1)
+    rig.resets.action_after = model.RecoveryAction.GPU_RESET
 
-    result = node.boot(resets_faulty=True)
+    result = rig.boot(resets_faulty=True)
 
-    assert node.log.count("reset.reset") == 2
+    assert rig.log.count("reset.reset") == 2
     for problem in result.problems:
         assert "still needs a reset, although it was reset" in problem.message
     assert len(result.problems) == 2
     assert len(result.faults) == 2
-    assert node.is_restored()
+    assert rig.is_restored()
 
 
-def test_a_driver_that_hangs_after_a_reset_hides_no_problem(node: BootNode) -> None:
-    node.gpus = gpu_values.with_action(node.gpus, model.RecoveryAction.GPU_RESET, 0)
+def test_a_driver_that_hangs_after_a_reset_hides_no_problem(rig: BootRig) -> None:
+    rig.gpus = gpu_values.with_action(rig.gpus, model.RecoveryAction.GPU_RESET, 0)
     hung = errors.HardwareError("the driver hangs", reason=reasons.Reason.NVML_TIMEOUT)
-    node.on_call = lambda: (
-        node.fail_always.update({"gpus.observe": hung}) if node.log[-1] == "reset.reset" else None
+    rig.on_call = lambda: (
+        rig.fail_always.update({"gpus.observe": hung}) if rig.log[-1] == "reset.reset" else None
     )
 
-    result = node.boot(resets_faulty=True)
+    result = rig.boot(resets_faulty=True)
 
     assert "the driver hangs" in result.problems[-1].message
     assert len(result.faults) == 1
@@ -117,7 +117,7 @@ def test_a_driver_that_hangs_after_a_reset_hides_no_problem(node: BootNode) -> N
 
 
 def test_each_apply_saves_its_verified_layout_also_with_mig_off(
-    ampere: BootNode,
+    ampere: BootRig,
 ) -> None:
     for _applied_and_already_applied in range(2):
         ampere.verified_layout_file.text = None
@@ -128,7 +128,7 @@ def test_each_apply_saves_its_verified_layout_also_with_mig_off(
     assert (ampere.boot().rounds, ampere.steps) == ((), 0)
 
 
-def test_a_failed_apply_keeps_the_layout_saved_before(ampere: BootNode) -> None:
+def test_a_failed_apply_keeps_the_layout_saved_before(ampere: BootRig) -> None:
     kept = ampere.verified_layout_file.text
     ampere.refuses_step = lambda step: isinstance(step, steps.SetMode)
 
@@ -138,14 +138,14 @@ def test_a_failed_apply_keeps_the_layout_saved_before(ampere: BootNode) -> None:
     assert ampere.verified_layout_file.text == kept
 
 
-def test_apply_that_cannot_save_its_layout_succeeds_and_reports_it(ampere: BootNode) -> None:
+def test_apply_that_cannot_save_its_layout_succeeds_and_reports_it(ampere: BootRig) -> None:
     ampere.verified_layout_file.failing_operations = {"write"}
     ampere.change_to("off")
 
     assert ampere.notes == ["cannot write the journal; the next boot will not restore this layout"]
 
 
-def test_boot_without_a_saved_layout_succeeds_without_the_driver(ampere: BootNode) -> None:
+def test_boot_without_a_saved_layout_succeeds_without_the_driver(ampere: BootRig) -> None:
     ampere.verified_layout_file.text = None
     ampere.fail_always["gpus.observe"] = NO_DRIVER
 
@@ -155,7 +155,7 @@ def test_boot_without_a_saved_layout_succeeds_without_the_driver(ampere: BootNod
     assert (ampere.clock.now_s, ampere.notes) == (0, [])
 
 
-def test_boot_without_a_saved_layout_undoes_an_interrupted_apply(ampere: BootNode) -> None:
+def test_boot_without_a_saved_layout_undoes_an_interrupted_apply(ampere: BootRig) -> None:
     ampere.change_to("off")
     off = ampere.geometry
     ampere.verified_layout_file.text = None
@@ -169,7 +169,7 @@ def test_boot_without_a_saved_layout_undoes_an_interrupted_apply(ampere: BootNod
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"version": 99}', '{"version": 1}'])
-def test_an_invalid_saved_layout_is_set_aside_and_reported(ampere: BootNode, text: str) -> None:
+def test_an_invalid_saved_layout_is_set_aside_and_reported(ampere: BootRig, text: str) -> None:
     ampere.verified_layout_file.text = text
     ampere.reboot()
 
@@ -181,7 +181,7 @@ def test_an_invalid_saved_layout_is_set_aside_and_reported(ampere: BootNode, tex
     assert ampere.boot().problems == ()
 
 
-def test_boot_sets_an_unreadable_layout_aside_for_the_fallback(ampere: BootNode) -> None:
+def test_boot_sets_an_unreadable_layout_aside_for_the_fallback(ampere: BootRig) -> None:
     ampere.verified_layout_file.failing_operations = {"read"}
     ampere.reboot()
 
@@ -199,111 +199,111 @@ def test_boot_sets_an_unreadable_layout_aside_for_the_fallback(ampere: BootNode)
 
 
 @EACH_PRODUCT
-def test_a_swapped_gpu_is_reported_twice_and_affects_no_other(node: BootNode) -> None:
-    first, second = node.gpus
+def test_a_swapped_gpu_is_reported_twice_and_affects_no_other(rig: BootRig) -> None:
+    first, second = rig.gpus
     other = dataclasses.replace(second, uuid="GPU-new")
-    node.gpus = (first, other)
+    rig.gpus = (first, other)
 
-    gone, new = (problem.message for problem in node.boot().problems)
+    gone, new = (problem.message for problem in rig.boot().problems)
 
     assert f"GPU {second.uuid} is gone" in gone
     assert "GPU-new" in new
     assert "is new" in new
-    assert node.geometry[0] == node.before[0]
-    assert node.gpus[1] == other
-    assert node.journal.text is None
+    assert rig.geometry[0] == rig.before[0]
+    assert rig.gpus[1] == other
+    assert rig.journal.text is None
 
 
-def test_boot_names_a_gpu_with_the_state_of_an_earlier_layout(node: BootNode) -> None:
-    node.boot()
-    lost = node.gpus[1]
-    node.driver.lost = {lost.uuid}
+def test_boot_names_a_gpu_with_the_state_of_an_earlier_layout(rig: BootRig) -> None:
+    rig.boot()
+    lost = rig.gpus[1]
+    rig.driver.lost = {lost.uuid}
     for _ in range(2):
-        node.change_to("off")
-    node.driver.lost = set()
-    node.reboot()
+        rig.change_to("off")
+    rig.driver.lost = set()
+    rig.reboot()
 
-    assert node.boot().problems == ()
+    assert rig.boot().problems == ()
 
-    (note,) = (each for each in node.notes if str(lost) in each)
+    (note,) = (each for each in rig.notes if str(lost) in each)
     assert "was unreachable when layout 'off' was verified" in note
     assert note.endswith("its saved state is of layout 'mixed'")
-    assert node.geometry[1] == node.before[1]
+    assert rig.geometry[1] == rig.before[1]
 
 
-def test_a_new_gpu_without_mig_is_no_problem(node: BootNode) -> None:
-    node.gpus = (*node.gpus, hardware.template(hardware.find("T4"), 2))
+def test_a_new_gpu_without_mig_is_no_problem(rig: BootRig) -> None:
+    rig.gpus = (*rig.gpus, hardware.template(hardware.find("T4"), 2))
 
-    assert node.boot().problems == ()
-    assert node.geometry[:2] == node.before
+    assert rig.boot().problems == ()
+    assert rig.geometry[:2] == rig.before
 
 
 @EACH_PRODUCT
-def test_a_failing_gpu_keeps_its_instances_and_affects_no_other(node: BootNode) -> None:
-    empty = node.geometry
-    bad = node.gpus[1].uuid
-    node.refuses_step = lambda step: (
+def test_a_failing_gpu_keeps_its_instances_and_affects_no_other(rig: BootRig) -> None:
+    empty = rig.geometry
+    bad = rig.gpus[1].uuid
+    rig.refuses_step = lambda step: (
         step.gpu_uuid == bad and isinstance(step, steps.CreateComputeInstance)
     )
 
-    (problem,) = node.boot().problems
+    (problem,) = rig.boot().problems
 
     assert "in use; the former instances are restored" in problem.message
     assert problem.remedy == reasons.Reason.IN_USE.remedy_at_shell
-    assert node.geometry == [node.before[0], empty[1]]
-    assert node.journal.text is None
-    assert node.notes[-1].endswith("trying one GPU after the other")
+    assert rig.geometry == [rig.before[0], empty[1]]
+    assert rig.journal.text is None
+    assert rig.notes[-1].endswith("trying one GPU after the other")
 
 
 @EACH_PRODUCT
-def test_the_journal_names_only_the_gpu_left_in_between(node: BootNode) -> None:
-    bad = node.gpus[1].uuid
-    with node.refusing_steps(
+def test_the_journal_names_only_the_gpu_left_in_between(rig: BootRig) -> None:
+    bad = rig.gpus[1].uuid
+    with rig.refusing_steps(
         lambda step: (
             step.gpu_uuid == bad
             and isinstance(step, steps.CreateComputeInstance | steps.DestroyGpuInstance)
         )
     ):
-        (problem,) = node.boot().problems
+        (problem,) = rig.boot().problems
 
     assert "still to do: GPU 1: " in problem.message
-    assert node.geometry[0] == node.before[0]
-    journal = node.local_journal
+    assert rig.geometry[0] == rig.before[0]
+    journal = rig.local_journal
     assert [gpu.uuid for gpu in journal.gpus.snapshot] == [bad]
 
-    assert node.boot().problems == ()
-    assert node.is_restored()
+    assert rig.boot().problems == ()
+    assert rig.is_restored()
 
 
 @EACH_PRODUCT
-def test_a_boot_that_leaves_every_gpu_half_changed_reports_a_change(node: BootNode) -> None:
-    node.refuses_step = lambda step: isinstance(
+def test_a_boot_that_leaves_every_gpu_half_changed_reports_a_change(rig: BootRig) -> None:
+    rig.refuses_step = lambda step: isinstance(
         step, steps.CreateComputeInstance | steps.DestroyGpuInstance
     )
 
-    result = node.boot()
+    result = rig.boot()
 
     assert (result.rounds, len(result.problems)) == ((), 2)
     assert result.to_data()["is_changed"]
 
 
-def test_boot_waits_for_the_driver_and_for_another_manager(node: BootNode) -> None:
-    node.fail_always["gpus.observe"] = NO_DRIVER
-    node.lock.refusals = 3
+def test_boot_waits_for_the_driver_and_for_another_manager(rig: BootRig) -> None:
+    rig.fail_always["gpus.observe"] = NO_DRIVER
+    rig.lock.refusals = 3
 
     def load(remark: str) -> None:
         if remark == "no driver; waiting up to 120 s":
-            node.fail_always.clear()
+            rig.fail_always.clear()
 
-    node.notes = Notes(load)
-    node.boot()
+    rig.notes = Notes(load)
+    rig.boot()
 
-    assert node.is_restored()
+    assert rig.is_restored()
 
 
 @pytest.mark.parametrize("fallback", ["", "mixed"])
 def test_boot_keeps_a_layout_verified_while_it_waits_for_the_lock(
-    ampere: BootNode, fallback: str
+    ampere: BootRig, fallback: str
 ) -> None:
     if fallback:
         ampere.verified_layout_file.text = None
@@ -316,16 +316,16 @@ def test_boot_keeps_a_layout_verified_while_it_waits_for_the_lock(
     assert ampere.has("off")
 
 
-def test_the_wait_for_the_driver_ends_at_the_deadline(node: BootNode) -> None:
-    node.fail_always["gpus.observe"] = NO_DRIVER
+def test_the_wait_for_the_driver_ends_at_the_deadline(rig: BootRig) -> None:
+    rig.fail_always["gpus.observe"] = NO_DRIVER
 
     with pytest.raises(errors.HardwareError, match="no driver; waited 7 s for it") as caught:
-        node.boot(driver_timeout_s=7.04)
+        rig.boot(driver_timeout_s=7.04)
 
     assert caught.value.reason is reasons.Reason.DRIVER_NOT_LOADED
-    assert node.clock.now_s == pytest.approx(7.04)
-    assert node.notes[0].endswith("waiting up to 7 s")
-    assert not node.lock.is_locked
+    assert rig.clock.now_s == pytest.approx(7.04)
+    assert rig.notes[0].endswith("waiting up to 7 s")
+    assert not rig.lock.is_locked
 
 
 @pytest.mark.parametrize(
@@ -334,8 +334,8 @@ def test_the_wait_for_the_driver_ends_at_the_deadline(node: BootNode) -> None:
 def test_gpus_in_use_are_awaited_together_and_a_lost_one_is_reported_once(
     tmp_path: pathlib.Path, product: str, layout: str
 ) -> None:
-    owner = local_rig.LocalNode("off")
-    with nvml_rig.rig(tmp_path / "state", f"5x{product}", in_use_timeout_s=30.0) as rig:
+    owner = local_rig.LocalRig("off")
+    with nvml_rig.booted(tmp_path / "state", f"5x{product}", in_use_timeout_s=30.0) as rig:
         deps = dataclasses.replace(owner.deps, gpus=rig.gpus, clock=rig.clock, idle_timeout_s=30.0)
         apply.apply(deps, lambda: local_rig.LAYOUTS.layout(layout))
         before = rig.gpus.observe()
@@ -353,37 +353,37 @@ def test_gpus_in_use_are_awaited_together_and_a_lost_one_is_reported_once(
         assert [gpu for gpu in rig.gpus.observe() if gpu.index == 4] == [before[4]]
 
 
-def test_device_files_that_fail_at_boot_are_a_problem_and_undo_nothing(node: BootNode) -> None:
-    node.fail_always["refresh_files"] = errors.HostError(
+def test_device_files_that_fail_at_boot_are_a_problem_and_undo_nothing(rig: BootRig) -> None:
+    rig.fail_always["refresh_files"] = errors.HostError(
         "nvidia-ctk failed", reason=reasons.Reason.DEVICE_FILES_FAILED
     )
 
-    result = node.boot()
+    result = rig.boot()
 
-    assert node.geometry == node.before
+    assert rig.geometry == rig.before
     assert result.rounds
     assert [problem.message for problem in result.problems] == ["nvidia-ctk failed"]
 
-    node.fail_always.clear()
-    node.host.refreshes = 0
-    assert node.boot().problems == ()
-    assert node.host.refreshes == 1
-    assert node.is_restored()
+    rig.fail_always.clear()
+    rig.host.refreshes = 0
+    assert rig.boot().problems == ()
+    assert rig.host.refreshes == 1
+    assert rig.is_restored()
 
 
-def failing_after(node: BootNode, observations: int) -> None:
+def failing_after(rig: BootRig, observations: int) -> None:
     """Let NVML fail after some observations."""
 
     def fail() -> None:
-        if node.log[-1] == "gpus.observe" and node.log.count("gpus.observe") > observations:
+        if rig.log[-1] == "gpus.observe" and rig.log.count("gpus.observe") > observations:
             raise errors.HardwareError("gone", reason=reasons.Reason.NVML_ERROR)
 
-    node.log.clear()
-    node.on_call = fail
+    rig.log.clear()
+    rig.on_call = fail
 
 
 def test_a_boot_that_changes_nothing_keeps_the_journal_of_a_killed_apply(
-    ampere: BootNode,
+    ampere: BootRig,
 ) -> None:
     assert ampere.kill_apply("off", steps.DestroyGpuInstance)
     journal = ampere.local_journal
@@ -395,26 +395,26 @@ def test_a_boot_that_changes_nothing_keeps_the_journal_of_a_killed_apply(
 
 
 @EACH_PRODUCT
-def test_a_failed_boot_refreshes_device_files_for_what_it_has_changed(node: BootNode) -> None:
-    refreshed = node.host.refreshes
+def test_a_failed_boot_refreshes_device_files_for_what_it_has_changed(rig: BootRig) -> None:
+    refreshed = rig.host.refreshes
 
     def refuses_step(_step: steps.Step) -> bool:
-        if node.steps < 3:
+        if rig.steps < 3:
             return False
-        failing_after(node, 0)
+        failing_after(rig, 0)
         return True
 
-    node.refuses_step = refuses_step
+    rig.refuses_step = refuses_step
 
-    assert node.boot().problems
+    assert rig.boot().problems
 
-    assert node.host.refreshes > refreshed
+    assert rig.host.refreshes > refreshed
 
 
-def test_a_boot_whose_journal_cannot_be_written_changes_nothing(node: BootNode) -> None:
-    node.journal.failing_operations.add("write")
+def test_a_boot_whose_journal_cannot_be_written_changes_nothing(rig: BootRig) -> None:
+    rig.journal.failing_operations.add("write")
 
     with pytest.raises(errors.UsageError):
-        node.boot()
+        rig.boot()
 
-    assert node.steps == 0
+    assert rig.steps == 0

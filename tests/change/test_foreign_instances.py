@@ -8,196 +8,196 @@ from mig_manager import errors, reasons
 from mig_manager.core import model, steps
 from tests.change.forks import refuse
 from tests.rigs.node import samples, strikes
-from tests.rigs.node.local_rig import LocalNode, first_only, is_creation
+from tests.rigs.node.local_rig import LocalRig, first_only, is_creation
 
 
-def with_foreign(node: LocalNode, start: int) -> model.Placement:
+def with_foreign(rig: LocalRig, start: int) -> model.Placement:
     """Create an instance of one slice on the first GPU, as another program does."""
-    first, *others = node.gpus
+    first, *others = rig.gpus
     (foreign,) = samples.gpu(samples.A100, f"1g.5gb@{start}").gpu_instances
     instances = sorted((*first.gpu_instances, foreign), key=lambda gi: gi.placement)
-    node.gpus = (dataclasses.replace(first, gpu_instances=tuple(instances)), *others)
+    rig.gpus = (dataclasses.replace(first, gpu_instances=tuple(instances)), *others)
     return foreign.placement
 
 
-def test_rollback_keeps_and_names_an_instance_missed_before(node: LocalNode) -> None:
+def test_rollback_keeps_and_names_an_instance_missed_before(rig: LocalRig) -> None:
     """One observation misses it, as on a driver that lists too few."""
-    listed = node.gpus
-    place = with_foreign(node, start=2)
-    complete, before = node.gpus, node.geometry
-    node.gpus = listed
+    listed = rig.gpus
+    place = with_foreign(rig, start=2)
+    complete, before = rig.gpus, rig.geometry
+    rig.gpus = listed
 
     def list_all() -> None:
-        node.gpus = complete
+        rig.gpus = complete
 
-    strikes.act_once(node, lambda: node.log[-1] == "gpus.execute", list_all)
-    node.refuses_step = lambda step: is_creation(step) and step.placement == place  # type: ignore[union-attr]
+    strikes.act_once(rig, lambda: rig.log[-1] == "gpus.execute", list_all)
+    rig.refuses_step = lambda step: is_creation(step) and step.placement == place  # type: ignore[union-attr]
 
     with pytest.raises(errors.HardwareError) as caught:
-        node.change_to("requested")
+        rig.change_to("requested")
 
     assert caught.value.reason is reasons.Reason.VERIFY_FAILED
     assert "1g.5gb at 2:1 on GPU 0 is new, and is kept" in caught.value.message
-    assert node.geometry == before
-    assert node.journal.text is not None
+    assert rig.geometry == before
+    assert rig.journal.text is not None
 
-    second = node.gpus[1].uuid
-    node.refuses_step = first_only(lambda step: is_creation(step) and step.gpu_uuid == second)
+    second = rig.gpus[1].uuid
+    rig.refuses_step = first_only(lambda step: is_creation(step) and step.gpu_uuid == second)
     with pytest.raises(errors.HardwareError, match="the former instances are restored"):
-        node.change_to("other")
-    assert node.geometry == before
-    assert not node.journal.text
-    node.change_to("other")
-    assert node.has("other")
+        rig.change_to("other")
+    assert rig.geometry == before
+    assert not rig.journal.text
+    rig.change_to("other")
+    assert rig.has("other")
 
 
-def test_rollback_keeps_an_instance_created_during_the_change(node: LocalNode) -> None:
-    node.refuses_step = first_only(lambda step: is_creation(step) and bool(with_foreign(node, 3)))
+def test_rollback_keeps_an_instance_created_during_the_change(rig: LocalRig) -> None:
+    rig.refuses_step = first_only(lambda step: is_creation(step) and bool(with_foreign(rig, 3)))
 
     with pytest.raises(errors.HardwareError, match=r"1g\.5gb at 3:1 on GPU 0 is new") as caught:
-        node.change_to("requested")
+        rig.change_to("requested")
 
     assert caught.value.reason is reasons.Reason.VERIFY_FAILED
-    assert 3 in {gi.placement.start for gi in node.gpus[0].gpu_instances}
-    assert node.journal.text is not None
+    assert 3 in {gi.placement.start for gi in rig.gpus[0].gpu_instances}
+    assert rig.journal.text is not None
 
 
-def test_after_a_kill_only_what_the_change_created_is_removed(node: LocalNode) -> None:
-    before = node.geometry
-    assert node.kill_apply("requested", steps.CreateComputeInstance)
-    place = with_foreign(node, start=3)
+def test_after_a_kill_only_what_the_change_created_is_removed(rig: LocalRig) -> None:
+    before = rig.geometry
+    assert rig.kill_apply("requested", steps.CreateComputeInstance)
+    place = with_foreign(rig, start=3)
 
-    refuse(node, r"1g\.5gb at 3:1 on GPU 0 is new, and is kept")
+    refuse(rig, r"1g\.5gb at 3:1 on GPU 0 is new, and is kept")
 
-    first = node.gpus[0]
+    first = rig.gpus[0]
     others = tuple(gi for gi in first.gpu_instances if gi.placement != place)
     assert len(others) < len(first.gpu_instances)
-    node.gpus = (dataclasses.replace(first, gpu_instances=others), *node.gpus[1:])
-    assert node.geometry == before
-    assert node.journal.text is not None
+    rig.gpus = (dataclasses.replace(first, gpu_instances=others), *rig.gpus[1:])
+    assert rig.geometry == before
+    assert rig.journal.text is not None
 
     # Once that instance is removed, nothing is left to undo.
-    refuse(node, r"too-much|fit")
-    assert node.journal.text is None
+    refuse(rig, r"too-much|fit")
+    assert rig.journal.text is None
 
 
-def test_a_stale_plan_is_abandoned_before_its_first_step(node: LocalNode) -> None:
+def test_a_stale_plan_is_abandoned_before_its_first_step(rig: LocalRig) -> None:
     geometries: list[object] = []
 
     def make_stale() -> None:
-        with_foreign(node, start=3)
-        geometries.append(node.geometry)
+        with_foreign(rig, start=3)
+        geometries.append(rig.geometry)
 
-    strikes.act_once(node, lambda: node.log[-1] == "gpus.execute", make_stale)
+    strikes.act_once(rig, lambda: rig.log[-1] == "gpus.execute", make_stale)
 
     with pytest.raises(errors.StalePlanError, match="already; nothing was changed") as caught:
-        node.change_to("small")
+        rig.change_to("small")
 
     assert caught.value.reason.is_transient
-    assert (node.steps, [node.geometry], node.journal.text) == (0, geometries, None)
-    node.change_to("small")
-    assert node.has("small")
+    assert (rig.steps, [rig.geometry], rig.journal.text) == (0, geometries, None)
+    rig.change_to("small")
+    assert rig.has("small")
 
 
-def test_stale_plan_beside_an_older_change_keeps_foreign_instances(node: LocalNode) -> None:
-    assert node.kill_apply("requested", steps.CreateComputeInstance)
+def test_stale_plan_beside_an_older_change_keeps_foreign_instances(rig: LocalRig) -> None:
+    assert rig.kill_apply("requested", steps.CreateComputeInstance)
     created: list[model.Placement] = []
     strikes.act_once(
-        node,
-        lambda: node.log[-1] == "gpus.execute",
-        lambda: created.append(with_foreign(node, start=3)),
+        rig,
+        lambda: rig.log[-1] == "gpus.execute",
+        lambda: created.append(with_foreign(rig, start=3)),
     )
 
     with pytest.raises(errors.HardwareError, match=r"1g\.5gb at 3:1 on GPU 0 is new, and is kept"):
-        node.change_to("small")
-    refuse(node, r"1g\.5gb at 3:1 on GPU 0 is new, and is kept")
+        rig.change_to("small")
+    refuse(rig, r"1g\.5gb at 3:1 on GPU 0 is new, and is kept")
 
-    assert created[0] in {gi.placement for gi in node.gpus[0].gpu_instances}
-    assert node.journal.text is not None
+    assert created[0] in {gi.placement for gi in rig.gpus[0].gpu_instances}
+    assert rig.journal.text is not None
 
 
-def test_refused_change_keeps_instances_in_use_of_an_interrupted_one(node: LocalNode) -> None:
-    assert node.kill_apply("requested", steps.CreateComputeInstance)
-    interrupted = node.geometry
-    node.driver.clients = "train (pid 7)"
+def test_refused_change_keeps_instances_in_use_of_an_interrupted_one(rig: LocalRig) -> None:
+    assert rig.kill_apply("requested", steps.CreateComputeInstance)
+    interrupted = rig.geometry
+    rig.driver.clients = "train (pid 7)"
 
     with pytest.raises(errors.GpuInUseError):
-        node.change_to("other")
-    assert node.geometry == interrupted
+        rig.change_to("other")
+    assert rig.geometry == interrupted
 
-    node.driver.clients = ""
-    refuse(node)
-
-
-def test_refused_undo_forgets_instances_that_were_never_created(node: LocalNode) -> None:
-    assert node.kill_apply("small", steps.CreateComputeInstance)
-    node.driver.clients = "train (pid 7)"
-    refuse(node, "in use by train")
-    node.driver.clients = ""
-    place = with_foreign(node, start=3)
-
-    refuse(node, r"1g\.5gb at 3:1 on GPU 0 is new, and is kept")
-
-    assert place in {gi.placement for gi in node.gpus[0].gpu_instances}
+    rig.driver.clients = ""
+    refuse(rig)
 
 
-def test_rollback_checks_users_again_after_a_stale_plan(node: LocalNode) -> None:
-    first, _ = node.gpus
-    assert node.kill_apply("requested", steps.CreateComputeInstance, 3)
-    _, second = node.gpus
+def test_refused_undo_forgets_instances_that_were_never_created(rig: LocalRig) -> None:
+    assert rig.kill_apply("small", steps.CreateComputeInstance)
+    rig.driver.clients = "train (pid 7)"
+    refuse(rig, "in use by train")
+    rig.driver.clients = ""
+    place = with_foreign(rig, start=3)
+
+    refuse(rig, r"1g\.5gb at 3:1 on GPU 0 is new, and is kept")
+
+    assert place in {gi.placement for gi in rig.gpus[0].gpu_instances}
+
+
+def test_rollback_checks_users_again_after_a_stale_plan(rig: LocalRig) -> None:
+    first, _ = rig.gpus
+    assert rig.kill_apply("requested", steps.CreateComputeInstance, 3)
+    _, second = rig.gpus
 
     def strike() -> None:
-        if node.log[-1] != "gpus.execute":
+        if rig.log[-1] != "gpus.execute":
             return
-        if first in node.gpus:
-            node.driver.clients = "train (pid 7)"
-        node.gpus = (first, second)
+        if first in rig.gpus:
+            rig.driver.clients = "train (pid 7)"
+        rig.gpus = (first, second)
 
-    node.on_call = strike
+    rig.on_call = strike
 
-    refuse(node, "in use by train")
-    assert node.gpus == (first, second)
+    refuse(rig, "in use by train")
+    assert rig.gpus == (first, second)
 
 
-def test_failed_rollback_forgets_instances_that_were_never_created(node: LocalNode) -> None:
-    refusal = node.refusing_steps(lambda _step: node.steps > 4)
+def test_failed_rollback_forgets_instances_that_were_never_created(rig: LocalRig) -> None:
+    refusal = rig.refusing_steps(lambda _step: rig.steps > 4)
     with refusal, pytest.raises(errors.HardwareError, match="the rollback failed as well"):
-        node.change_to("small")
-    place = with_foreign(node, start=3)
+        rig.change_to("small")
+    place = with_foreign(rig, start=3)
 
-    refuse(node, r"1g\.5gb at 3:1 on GPU 0 is new, and is kept")
+    refuse(rig, r"1g\.5gb at 3:1 on GPU 0 is new, and is kept")
 
-    assert place in {gi.placement for gi in node.gpus[0].gpu_instances}
+    assert place in {gi.placement for gi in rig.gpus[0].gpu_instances}
 
 
-def test_rollback_that_did_not_begin_forgets_missing_instances(node: LocalNode) -> None:
+def test_rollback_that_did_not_begin_forgets_missing_instances(rig: LocalRig) -> None:
     unread = errors.HardwareError("no answer", reason=reasons.Reason.NO_PERMISSION)
-    undisturbed = LocalNode()
-    for each in (undisturbed, node):
+    undisturbed = LocalRig()
+    for each in (undisturbed, rig):
         each.refuses_step = first_only(is_creation)
     with pytest.raises(errors.HardwareError, match="the former instances are restored"):
         undisturbed.change_to("small")
     _, rollback = (n for n, call in enumerate(undisturbed.log) if call == "gpus.execute")
-    node.fail_once(rollback - 1, unread)
+    rig.fail_once(rollback - 1, unread)
     with pytest.raises(errors.HardwareError, match="the rollback failed as well: no answer"):
-        node.change_to("small")
-    place = with_foreign(node, start=3)
+        rig.change_to("small")
+    place = with_foreign(rig, start=3)
 
-    refuse(node, r"1g\.5gb at 3:1 on GPU 0 is new, and is kept")
+    refuse(rig, r"1g\.5gb at 3:1 on GPU 0 is new, and is kept")
 
-    assert place in {gi.placement for gi in node.gpus[0].gpu_instances}
+    assert place in {gi.placement for gi in rig.gpus[0].gpu_instances}
 
 
 def test_pending_mode_forgets_instances_that_were_never_created() -> None:
-    node = LocalNode("off")
-    assert node.kill_apply("requested", steps.CreateComputeInstance)
-    node.driver.mode_waits = True
+    rig = LocalRig("off")
+    assert rig.kill_apply("requested", steps.CreateComputeInstance)
+    rig.driver.mode_waits = True
     with pytest.raises(errors.HardwareError, match="the mode waits for a reset"):
-        node.change_to("requested", may_reset=False)
-    node.driver.mode_waits = False
+        rig.change_to("requested", may_reset=False)
+    rig.driver.mode_waits = False
     (foreign,) = samples.gpu(samples.A100, "1g.5gb@0").gpu_instances
-    first, second = node.gpus
+    first, second = rig.gpus
     second = dataclasses.replace(second, current_mode=second.pending_mode)
-    node.gpus = (first, dataclasses.replace(second, gpu_instances=(foreign,)))
+    rig.gpus = (first, dataclasses.replace(second, gpu_instances=(foreign,)))
 
-    refuse(node, r"1g\.5gb at 0:1 on GPU 1 is new, and is kept")
+    refuse(rig, r"1g\.5gb at 0:1 on GPU 1 is new, and is kept")

@@ -17,7 +17,7 @@ RESET = "reset the GPU"
 IN_USE = "refuse to destroy an instance in use"
 
 
-class CourseNode(local_rig.LocalNode):
+class CourseNode(local_rig.LocalRig):
     """A node in memory with two idle GPUs, whose worker can be killed."""
 
     def __init__(self, product: str = "A30") -> None:

@@ -22,7 +22,7 @@ POINTS = ("start", "mode", "config", "exit")
 ASSIGNED_DEVICES = "allocations.assigned_devices"
 
 
-class RecordingNode(local_rig.LocalNode):
+class RecordingRig(local_rig.LocalRig):
     """A node with a layout, and all that happened on it since, in order."""
 
     def __init__(self, layout: str, hooks: str = nodes.HOOKS) -> None:
@@ -75,24 +75,24 @@ class RecordingNode(local_rig.LocalNode):
 def test_hooks_run_in_order_and_only_before_a_change(
     start: str, layout: str, history: list[str]
 ) -> None:
-    node = RecordingNode(start)
+    rig = RecordingRig(start)
 
-    node.change_to(layout)
+    rig.change_to(layout)
 
-    assert node.history == history
-    assert node.has(layout)
-    assert node.journal.text is None
+    assert rig.history == history
+    assert rig.has(layout)
+    assert rig.journal.text is None
 
 
 def test_each_round_is_counted_against_the_gpus_before_it() -> None:
-    applied = RecordingNode("before").change_to("one-off")
+    applied = RecordingRig("before").change_to("one-off")
 
     assert [planned.kept for planned in applied.rounds] == [2, 1]
 
 
 def test_point_without_hooks_or_instances_is_left_out() -> None:
-    mode_only = RecordingNode("off")
-    hookless = RecordingNode("off", "hooks: {pre-apply-mode: [{command: mode}]}")
+    mode_only = RecordingRig("off")
+    hookless = RecordingRig("off", "hooks: {pre-apply-mode: [{command: mode}]}")
 
     mode_only.change_to("requested", is_mode_only=True)
     applied = hookless.change_to("requested")
@@ -103,35 +103,35 @@ def test_point_without_hooks_or_instances_is_left_out() -> None:
 
 
 def test_hooks_of_a_point_run_once() -> None:
-    node = RecordingNode("before")
-    points = hook_points.HookPoints(fake_host.FakeHooks(node))
+    rig = RecordingRig("before")
+    points = hook_points.HookPoints(fake_host.FakeHooks(rig))
     for _ in range(2):
         points.start(lambda: None)
         points.exit()
-    assert node.history == ["start", "exit"]
+    assert rig.history == ["start", "exit"]
 
 
 def test_first_failing_hook_of_a_point_is_the_last() -> None:
-    node = RecordingNode(
+    rig = RecordingRig(
         "before", "hooks: {pre-apply-config: [{command: a}, {command: b}, {command: c}]}"
     )
-    node.hooks.broken = {"b"}
+    rig.hooks.broken = {"b"}
 
     with pytest.raises(errors.HostError):
-        node.change_to("requested")
+        rig.change_to("requested")
 
-    assert node.history == ["a", "b"]
+    assert rig.history == ["a", "b"]
 
 
 def test_variables_of_the_change_precede_those_of_the_hooks_file() -> None:
-    node = RecordingNode(
+    rig = RecordingRig(
         "before",
         "hooks: {apply-start: [{command: a, envs: {X: y, MIG_PARTED_SELECTED_CONFIG: other}}]}",
     )
 
-    node.change_to("before")
+    rig.change_to("before")
 
-    assert node.hooks.environment == {
+    assert rig.hooks.environment == {
         "X": "y",
         "MIG_PARTED_HOOKS_FILE": "hooks.yaml",
         "MIG_PARTED_SELECTED_CONFIG": "before",
@@ -148,36 +148,36 @@ AFTER_A_FAILURE = {
 
 @pytest.mark.parametrize("point", POINTS)
 def test_failing_hook_undoes_the_change_except_at_the_last_point(point: str) -> None:
-    node = RecordingNode("off")
-    node.hooks.broken = {point}
+    rig = RecordingRig("off")
+    rig.hooks.broken = {point}
 
     with pytest.raises(errors.HostError, match=f"^{point} failed") as caught:
-        node.change_to("requested")
+        rig.change_to("requested")
 
     assert caught.value.reason is reasons.Reason.HOOK_FAILED
-    assert node.history == AFTER_A_FAILURE[point]
-    assert node.journal.text is None
-    is_done = node.has("requested")
+    assert rig.history == AFTER_A_FAILURE[point]
+    assert rig.journal.text is None
+    is_done = rig.has("requested")
     assert is_done is (point == "exit")
     if is_done:
         assert caught.value.message.endswith("the layout is active all the same")
-        assert node.verified_layout_file.text is not None
+        assert rig.verified_layout_file.text is not None
     else:
-        assert node.geometry == node.before
+        assert rig.geometry == rig.before
 
 
 def test_failing_change_is_undone_before_the_last_point() -> None:
-    node = RecordingNode("before")
-    node.refuses_step = lambda step: is_creation(step) and step.placement.size == 1  # type: ignore[union-attr]
-    node.hooks.broken = {"exit"}
+    rig = RecordingRig("before")
+    rig.refuses_step = lambda step: is_creation(step) and step.placement.size == 1  # type: ignore[union-attr]
+    rig.hooks.broken = {"exit"}
 
     with pytest.raises(errors.HardwareError) as caught:
-        node.change_to("requested")
+        rig.change_to("requested")
 
     assert caught.value.reason is reasons.Reason.IN_USE
     assert caught.value.message.endswith("the former instances are restored; exit failed")
-    assert node.history[-2:] == ["CREATE", "exit"]
-    assert node.geometry == node.before
+    assert rig.history[-2:] == ["CREATE", "exit"]
+    assert rig.geometry == rig.before
 
 
 @pytest.mark.parametrize(
@@ -196,12 +196,12 @@ def test_failing_change_is_undone_before_the_last_point() -> None:
 def test_an_impossible_layout_runs_no_hook_and_changes_nothing(
     layout: str, hooks: str, error: type[Exception], message: str
 ) -> None:
-    node = RecordingNode("before", hooks)
+    rig = RecordingRig("before", hooks)
 
     with pytest.raises(error, match=message):
-        node.change_to(layout)
+        rig.change_to(layout)
 
-    assert (node.history, node.geometry) == ([], node.before)
+    assert (rig.history, rig.geometry) == ([], rig.before)
 
 
 @pytest.mark.parametrize(
@@ -210,13 +210,13 @@ def test_an_impossible_layout_runs_no_hook_and_changes_nothing(
 def test_missing_program_of_a_point_that_the_change_skips_is_ignored(
     layout: str, missing: str
 ) -> None:
-    node = RecordingNode("before")
-    node.hooks.missing = {missing}
+    rig = RecordingRig("before")
+    rig.hooks.missing = {missing}
 
-    node.change_to(layout)
+    rig.change_to(layout)
 
-    assert node.has(layout)
-    assert missing not in node.history
+    assert rig.has(layout)
+    assert missing not in rig.history
 
 
 @pytest.mark.parametrize(
@@ -231,31 +231,31 @@ def test_missing_program_of_a_point_that_the_change_skips_is_ignored(
 def test_missing_program_of_a_hook_is_reported_before_any_runs(
     start: str, layout: str, missing: str
 ) -> None:
-    node = RecordingNode(start)
-    node.hooks.missing = {missing}
+    rig = RecordingRig(start)
+    rig.hooks.missing = {missing}
 
     with pytest.raises(
         errors.HostError, match=f"program {missing} is not found; nothing was touched"
     ):
-        node.change_to(layout)
-    assert node.history == []
-    assert node.geometry == node.before
+        rig.change_to(layout)
+    assert rig.history == []
+    assert rig.geometry == rig.before
 
 
 def test_gpus_that_a_hook_has_changed_are_checked_again() -> None:
-    node = RecordingNode("before")
+    rig = RecordingRig("before")
 
     def tamper() -> None:
-        if "start" in node.history:
-            node.gpus = local_rig.LocalNode("requested").gpus
+        if "start" in rig.history:
+            rig.gpus = local_rig.LocalRig("requested").gpus
 
-    node.on_call = tamper
-    node.hooks.text = (
+    rig.on_call = tamper
+    rig.hooks.text = (
         "hooks: {apply-start: [{command: start}, {command: more}], apply-exit: [{command: exit}]}"
     )
 
-    assert not node.change_to("requested").is_changed
-    assert node.history == ["start", "more", "exit"]
+    assert not rig.change_to("requested").is_changed
+    assert rig.history == ["start", "more", "exit"]
 
 
 @pytest.mark.parametrize(
@@ -274,53 +274,53 @@ def test_gpus_that_a_hook_has_changed_are_checked_again() -> None:
 def test_a_signal_ends_the_hooks_but_the_last_and_all_is_undone(
     hooks: str, last_before: str, history: list[str]
 ) -> None:
-    node = RecordingNode("off", hooks)
-    node.interrupt_after(last_before)
+    rig = RecordingRig("off", hooks)
+    rig.interrupt_after(last_before)
 
     with pytest.raises(errors.Superseded):
-        node.change_to("requested")
+        rig.change_to("requested")
 
-    assert node.history == history
-    assert node.geometry == node.before
-    assert node.journal.text is None
+    assert rig.history == history
+    assert rig.geometry == rig.before
+    assert rig.journal.text is None
 
 
 def test_an_unfinished_change_is_undone_where_a_first_hook_fails() -> None:
-    node = RecordingNode("before", "")
-    assert node.kill_apply("requested", steps.CreateGpuInstance)
-    node.hooks.text = nodes.HOOKS
-    node.hooks.broken = {"start"}
+    rig = RecordingRig("before", "")
+    assert rig.kill_apply("requested", steps.CreateGpuInstance)
+    rig.hooks.text = nodes.HOOKS
+    rig.hooks.broken = {"start"}
 
     with pytest.raises(errors.HostError, match="was left unfinished and is undone now"):
-        node.change_to("requested")
+        rig.change_to("requested")
 
-    assert node.geometry == node.before
-    assert node.history[1:] == ["start", "CREATE", "exit"]
+    assert rig.geometry == rig.before
+    assert rig.history[1:] == ["start", "CREATE", "exit"]
 
 
 def test_a_restore_passes_the_same_points_and_is_undone_like_any_change() -> None:
-    then = local_rig.LocalNode("requested")
+    then = local_rig.LocalRig("requested")
     text = checkpoint.render(then.gpus)
-    node, failing = RecordingNode("off"), RecordingNode("off")
+    rig, failing = RecordingRig("off"), RecordingRig("off")
     failing.hooks.broken = {"config"}
 
-    node.restore(text)
+    rig.restore(text)
     with pytest.raises(errors.HostError, match="the former instances are restored"):
         failing.restore(text)
 
-    assert node.history == ["start", "mode", "MODE", "config", "CREATE", "exit"]
-    assert (node.geometry, failing.geometry) == (then.geometry, failing.before)
-    assert set(node.hooks.environment) == {"MIG_PARTED_HOOKS_FILE"}
+    assert rig.history == ["start", "mode", "MODE", "config", "CREATE", "exit"]
+    assert (rig.geometry, failing.geometry) == (then.geometry, failing.before)
+    assert set(rig.hooks.environment) == {"MIG_PARTED_HOOKS_FILE"}
 
 
 def test_profiles_reported_only_with_mig_on_keep_the_order() -> None:
-    node = RecordingNode("off")
-    node.driver.hides_profiles = True
+    rig = RecordingRig("off")
+    rig.driver.hides_profiles = True
 
-    node.change_to("requested")
+    rig.change_to("requested")
 
-    assert node.has("requested")
-    assert node.history == ["start", "mode", "MODE", "config", "CREATE", "exit"]
+    assert rig.has("requested")
+    assert rig.history == ["start", "mode", "MODE", "config", "CREATE", "exit"]
 
 
 @pytest.mark.parametrize(
@@ -334,83 +334,79 @@ def test_profiles_reported_only_with_mig_on_keep_the_order() -> None:
 def test_a_stale_plan_in_a_later_round_rolls_the_first_round_back(
     message: str, *, is_kept: bool
 ) -> None:
-    node = RecordingNode("off")
+    rig = RecordingRig("off")
     foreign = samples.gpu(samples.A100, "3g.20gb@4").gpu_instances
 
     def change_first(instances: tuple[model.GpuInstance, ...]) -> None:
-        first, *others = node.gpus
-        node.gpus = (dataclasses.replace(first, gpu_instances=instances), *others)
+        first, *others = rig.gpus
+        rig.gpus = (dataclasses.replace(first, gpu_instances=instances), *others)
 
     def create() -> None:
         change_first(foreign)
         if not is_kept:
-            strikes.act_once(
-                node, lambda: node.log[-1] == "gpus.observe", lambda: change_first(())
-            )
+            strikes.act_once(rig, lambda: rig.log[-1] == "gpus.observe", lambda: change_first(()))
 
-    strikes.act_once(
-        node, lambda: node.log[-1] == "gpus.execute" and "MODE" in node.history, create
-    )
+    strikes.act_once(rig, lambda: rig.log[-1] == "gpus.execute" and "MODE" in rig.history, create)
 
     with pytest.raises(errors.HardwareError, match=message):
-        node.change_to("requested")
+        rig.change_to("requested")
 
-    assert node.gpus[0].gpu_instances == (foreign if is_kept else ())
-    assert (node.geometry == node.before, node.journal.text is None) == (not is_kept,) * 2
+    assert rig.gpus[0].gpu_instances == (foreign if is_kept else ())
+    assert (rig.geometry == rig.before, rig.journal.text is None) == (not is_kept,) * 2
 
 
 def test_a_failing_hook_keeps_instances_in_use_of_an_interrupted_change() -> None:
-    node = RecordingNode("before", "hooks: {pre-apply-config: [{command: config}]}")
-    assert node.kill_apply("requested", steps.CreateComputeInstance)
-    interrupted = node.geometry
-    node.driver.clients = "train (pid 7)"
-    node.hooks.broken = {"config"}
+    rig = RecordingRig("before", "hooks: {pre-apply-config: [{command: config}]}")
+    assert rig.kill_apply("requested", steps.CreateComputeInstance)
+    interrupted = rig.geometry
+    rig.driver.clients = "train (pid 7)"
+    rig.hooks.broken = {"config"}
 
     with pytest.raises(errors.HostError, match="config failed"):
-        node.change_to("small")
+        rig.change_to("small")
 
-    assert node.geometry == interrupted
-    assert node.journal.text is not None
+    assert rig.geometry == interrupted
+    assert rig.journal.text is not None
 
 
 @pytest.mark.parametrize(("idle_timeout_s", "history"), [(0.0, []), (9.0, ["start"])])
 def test_devices_of_pods_are_kept_before_hooks_unless_the_command_waits(
     idle_timeout_s: float, history: list[str]
 ) -> None:
-    node = RecordingNode("before")
-    node.pods.add("train", devices=frozenset(node.gpus[0].mig_uuids))
-    deps = dataclasses.replace(node.deps, idle_timeout_s=idle_timeout_s)
+    rig = RecordingRig("before")
+    rig.pods.add("train", devices=frozenset(rig.gpus[0].mig_uuids))
+    deps = dataclasses.replace(rig.deps, idle_timeout_s=idle_timeout_s)
 
     with pytest.raises(errors.GpuInUseError, match=r"default/train.*; nothing was changed"):
-        apply.apply(deps, lambda: node.layouts.layout("requested"))
+        apply.apply(deps, lambda: rig.layouts.layout("requested"))
 
-    assert node.history[:1] == history
-    assert node.geometry == node.before
+    assert rig.history[:1] == history
+    assert rig.geometry == rig.before
 
 
 def test_a_refusal_that_undoes_a_killed_change_claims_no_unchanged_gpus() -> None:
-    node = RecordingNode("before", "")
-    assert node.kill_apply("requested", steps.CreateGpuInstance)
-    node.hooks.text = nodes.HOOKS
-    kept = frozenset(uuid for gpu in node.gpus for uuid in gpu.mig_uuids)
-    node.pods.add("train", devices=kept)
+    rig = RecordingRig("before", "")
+    assert rig.kill_apply("requested", steps.CreateGpuInstance)
+    rig.hooks.text = nodes.HOOKS
+    kept = frozenset(uuid for gpu in rig.gpus for uuid in gpu.mig_uuids)
+    rig.pods.add("train", devices=kept)
 
     with pytest.raises(errors.GpuInUseError, match="left unfinished") as caught:
-        node.change_to("other")
+        rig.change_to("other")
 
     assert "nothing was changed" not in caught.value.message
 
 
 def apply_while_kubelet_stops(
-    node: RecordingNode, is_stopped: Callable[[], bool], *, has_socket: bool
+    rig: RecordingRig, is_stopped: Callable[[], bool], *, has_socket: bool
 ) -> None:
     def kubelet() -> ports.DeviceAllocations | None:
-        node.kubelet.is_silent = is_stopped()
-        has_answer = has_socket or not node.kubelet.is_silent
-        return fake_cluster.FakeAllocations(node) if has_answer else None
+        rig.kubelet.is_silent = is_stopped()
+        has_answer = has_socket or not rig.kubelet.is_silent
+        return fake_cluster.FakeAllocations(rig) if has_answer else None
 
-    deps = dataclasses.replace(node.deps, pods=pod_use.PodUse(kubelet=kubelet))
-    apply.apply(deps, lambda: node.layouts.layout("requested"))
+    deps = dataclasses.replace(rig.deps, pods=pod_use.PodUse(kubelet=kubelet))
+    apply.apply(deps, lambda: rig.layouts.layout("requested"))
 
 
 WITHOUT_ANSWER = pytest.mark.parametrize(
@@ -420,23 +416,21 @@ WITHOUT_ANSWER = pytest.mark.parametrize(
 
 @WITHOUT_ANSWER
 def test_kubelet_that_a_hook_stops_does_not_end_the_change(*, has_socket: bool) -> None:
-    node = RecordingNode("before")
+    rig = RecordingRig("before")
 
-    apply_while_kubelet_stops(node, lambda: bool(node.history), has_socket=has_socket)
+    apply_while_kubelet_stops(rig, lambda: bool(rig.history), has_socket=has_socket)
 
-    assert ASSIGNED_DEVICES in node.log
-    assert node.kubelet.is_silent
-    assert node.has("requested")
+    assert ASSIGNED_DEVICES in rig.log
+    assert rig.kubelet.is_silent
+    assert rig.has("requested")
 
 
 @WITHOUT_ANSWER
 def test_a_kubelet_that_stops_without_a_hook_ends_the_change(*, has_socket: bool) -> None:
-    node = RecordingNode("before", hooks="")
+    rig = RecordingRig("before", hooks="")
 
     with pytest.raises(errors.GpuInUseError):
-        apply_while_kubelet_stops(
-            node, lambda: ASSIGNED_DEVICES in node.log, has_socket=has_socket
-        )
+        apply_while_kubelet_stops(rig, lambda: ASSIGNED_DEVICES in rig.log, has_socket=has_socket)
 
-    assert node.kubelet.is_silent
-    assert node.geometry == node.before
+    assert rig.kubelet.is_silent
+    assert rig.geometry == rig.before

@@ -9,22 +9,22 @@ from mig_manager.core import model, steps
 from mig_manager.core.layout import config, layouts
 from mig_manager.core.records import journals
 from tests.rigs.node import gpu_values
-from tests.rigs.node.local_rig import LocalNode
+from tests.rigs.node.local_rig import LocalRig
 
 
 def test_apply_resets_no_gpu_where_resets_are_forbidden() -> None:
-    node = LocalNode("off")
-    node.driver.mode_waits = True
+    rig = LocalRig("off")
+    rig.driver.mode_waits = True
 
     with pytest.raises(errors.HardwareError, match="only the new mode stays pending"):
-        node.change_to("requested", may_reset=False)
-    assert "reset.reset" not in node.log
+        rig.change_to("requested", may_reset=False)
+    assert "reset.reset" not in rig.log
 
-    node.change_to("requested")
-    assert node.has("requested")
+    rig.change_to("requested")
+    assert rig.has("requested")
 
 
-def mode_of_first(node: LocalNode) -> layouts.Layout:
+def mode_of_first(rig: LocalRig) -> layouts.Layout:
     """Return the layout of GPU 0 alone, and interrupt a change of GPU 1."""
     text = """
 version: v1
@@ -32,9 +32,9 @@ mig-configs:
   first: [{devices: [0], mig-enabled: true, mig-devices: {}}]
   second: [{devices: [1], mig-enabled: true, mig-devices: {1g.5gb: 7}}]
 """
-    node.layouts = config.parse(text, source="two.yaml")
-    assert node.kill_apply("second", steps.CreateGpuInstance, 2)
-    return node.layouts.layout("first")
+    rig.layouts = config.parse(text, source="two.yaml")
+    assert rig.kill_apply("second", steps.CreateGpuInstance, 2)
+    return rig.layouts.layout("first")
 
 
 @pytest.mark.parametrize("has_interrupted", [False, True])
@@ -43,46 +43,46 @@ def test_mode_only_without_resets_leaves_the_mode_pending(
     *, is_in_use: bool, has_interrupted: bool
 ) -> None:
     """A persistence daemon uses the GPU, so the driver answers IN_USE."""
-    node = LocalNode("one-off" if has_interrupted else "off")
-    before = node.geometry[1]
-    layout = mode_of_first(node) if has_interrupted else node.layouts.layout("bare")
-    node.driver.mode_waits = not is_in_use
+    rig = LocalRig("one-off" if has_interrupted else "off")
+    before = rig.geometry[1]
+    layout = mode_of_first(rig) if has_interrupted else rig.layouts.layout("bare")
+    rig.driver.mode_waits = not is_in_use
 
     def put_off(step: steps.Step) -> bool:
         if is_in_use and isinstance(step, steps.SetMode):
-            node.gpus = gpu_values.pending(node.gpus, step)
+            rig.gpus = gpu_values.pending(rig.gpus, step)
             return True
         return False
 
-    node.refuses_step = put_off
+    rig.refuses_step = put_off
 
-    assert node.apply(layout, is_mode_only=True, may_reset=False).is_changed
+    assert rig.apply(layout, is_mode_only=True, may_reset=False).is_changed
 
-    assert {gpu.pending_mode for gpu in node.gpus} == {model.MigMode.ENABLED}
-    assert node.journal.text is None
-    assert (node.geometry[1] == before) is has_interrupted
+    assert {gpu.pending_mode for gpu in rig.gpus} == {model.MigMode.ENABLED}
+    assert rig.journal.text is None
+    assert (rig.geometry[1] == before) is has_interrupted
 
 
 def test_mode_only_reports_a_failure_on_another_gpu_as_such() -> None:
-    node = LocalNode("one-off")
-    layout = mode_of_first(node)
-    node.driver.mode_waits = True
-    node.refuses_step = lambda step: not isinstance(step, steps.SetMode)
+    rig = LocalRig("one-off")
+    layout = mode_of_first(rig)
+    rig.driver.mode_waits = True
+    rig.refuses_step = lambda step: not isinstance(step, steps.SetMode)
 
     with pytest.raises(errors.HardwareError) as caught:
-        node.apply(layout, is_mode_only=True, may_reset=False)
+        rig.apply(layout, is_mode_only=True, may_reset=False)
 
     assert caught.value.reason is reasons.Reason.RESET_REQUIRED
 
 
 def test_mode_only_without_resets_reports_instances_in_use_of_other_gpus(
-    node: LocalNode,
+    rig: LocalRig,
 ) -> None:
-    assert node.kill_apply("requested", steps.CreateGpuInstance, 3)
-    node.refuses_step = lambda _step: True
+    assert rig.kill_apply("requested", steps.CreateGpuInstance, 3)
+    rig.refuses_step = lambda _step: True
 
     with pytest.raises(errors.HardwareError) as caught:
-        node.change_to("first-only", is_mode_only=True, may_reset=False)
+        rig.change_to("first-only", is_mode_only=True, may_reset=False)
 
     assert caught.value.reason is reasons.Reason.IN_USE
 
@@ -93,61 +93,61 @@ def test_mode_only_without_resets_reports_instances_in_use_of_other_gpus(
 def test_mode_only_cancels_a_pending_change_to_the_other_mode(
     start: str, *, has_empty: bool
 ) -> None:
-    node = LocalNode(start)
+    rig = LocalRig(start)
     if has_empty:
-        first, *others = node.gpus
+        first, *others = rig.gpus
         empty, *full = first.gpu_instances
         instances = (dataclasses.replace(empty, compute_instances=()), *full)
-        node.gpus = (dataclasses.replace(first, gpu_instances=instances), *others)
-    before, mode = node.geometry, node.gpus[0].current_mode
+        rig.gpus = (dataclasses.replace(first, gpu_instances=instances), *others)
+    before, mode = rig.geometry, rig.gpus[0].current_mode
     (other,) = {*model.MigMode} - {mode}
-    node.gpus = tuple(dataclasses.replace(gpu, pending_mode=other) for gpu in node.gpus)
+    rig.gpus = tuple(dataclasses.replace(gpu, pending_mode=other) for gpu in rig.gpus)
 
-    assert node.change_to(start, is_mode_only=True, may_reset=False).is_changed
-    assert node.geometry == before
+    assert rig.change_to(start, is_mode_only=True, may_reset=False).is_changed
+    assert rig.geometry == before
 
 
 @pytest.mark.parametrize(("boot_id", "is_restored"), [("boot-1", True), ("boot-0", False)])
 def test_persistence_mode_is_restored_after_a_kill_and_not_after_a_reboot(
-    node: LocalNode, boot_id: str, *, is_restored: bool
+    rig: LocalRig, boot_id: str, *, is_restored: bool
 ) -> None:
-    uuid = node.gpus[0].uuid
-    node.journal.text = journals.Journal(
+    uuid = rig.gpus[0].uuid
+    rig.journal.text = journals.Journal(
         config="requested",
         boot_id=boot_id,
         gpus=journals.GpuEntries(
-            snapshot=tuple(gpu.snapshot for gpu in node.gpus),
+            snapshot=tuple(gpu.snapshot for gpu in rig.gpus),
             persistent_gpus=(uuid, "GPU-of-another-node"),
         ),
     ).to_json()
-    node.resets.without_persistence = {uuid}
+    rig.resets.without_persistence = {uuid}
 
-    node.change_to("before")
+    rig.change_to("before")
 
-    assert (uuid not in node.resets.without_persistence) is is_restored
-    assert node.journal.text is None
+    assert (uuid not in rig.resets.without_persistence) is is_restored
+    assert rig.journal.text is None
 
 
 @pytest.mark.parametrize("obstacle", ["lost GPU", "stays off", "no program"])
 def test_persistence_mode_that_stays_off_is_restored_by_a_later_run(
-    node: LocalNode, obstacle: str
+    rig: LocalRig, obstacle: str
 ) -> None:
-    uuid = node.gpus[0].uuid
+    uuid = rig.gpus[0].uuid
     journal = journals.Journal(
         config="requested", boot_id="boot-1", gpus=journals.GpuEntries(persistent_gpus=(uuid,))
     )
-    node.journal.text = journal.to_json()
-    node.resets.without_persistence = {uuid}
+    rig.journal.text = journal.to_json()
+    rig.resets.without_persistence = {uuid}
 
-    node.driver.lost = {uuid} if obstacle == "lost GPU" else set()
-    node.resets.keep_persistence_off = obstacle == "stays off"
-    node.resets.are_available = obstacle != "no program"
+    rig.driver.lost = {uuid} if obstacle == "lost GPU" else set()
+    rig.resets.keep_persistence_off = obstacle == "stays off"
+    rig.resets.are_available = obstacle != "no program"
     for _ in range(2):
-        node.change_to("before")
-    assert node.resets.without_persistence == {uuid}
-    node.resets.are_available, node.resets.keep_persistence_off = True, False
-    node.driver.lost.clear()
-    node.change_to("before")
+        rig.change_to("before")
+    assert rig.resets.without_persistence == {uuid}
+    rig.resets.are_available, rig.resets.keep_persistence_off = True, False
+    rig.driver.lost.clear()
+    rig.change_to("before")
 
-    assert node.resets.without_persistence == set()
-    assert node.journal.text is None
+    assert rig.resets.without_persistence == set()
+    assert rig.journal.text is None

@@ -10,30 +10,30 @@ import pytest
 from mig_manager import errors
 from mig_manager.core import model
 from mig_manager.core.files import checkpoint
-from tests.rigs.node.local_rig import LocalNode
+from tests.rigs.node.local_rig import LocalRig
 
-THEN = LocalNode("split")
+THEN = LocalRig("split")
 CHECKPOINT = checkpoint.render(THEN.gpus)
 
 
 @pytest.mark.parametrize("start", ["off", "before", "split"])
 def test_restore_returns_each_instance_to_its_placement(start: str) -> None:
-    node = LocalNode(start)
-    right = [gi for gi in node.gpus[0].gpu_instances if str(gi.profile) == "3g.20gb"]
+    rig = LocalRig(start)
+    right = [gi for gi in rig.gpus[0].gpu_instances if str(gi.profile) == "3g.20gb"]
 
-    restored = node.restore(CHECKPOINT)
+    restored = rig.restore(CHECKPOINT)
 
-    assert node.geometry == THEN.geometry
+    assert rig.geometry == THEN.geometry
     assert restored.is_changed is (start != "split")
-    assert node.journal.text is None
-    assert node.lock.descriptions == ["restore checkpoint c.json"]
+    assert rig.journal.text is None
+    assert rig.lock.descriptions == ["restore checkpoint c.json"]
     # What is right already is not touched.
-    assert set(right) <= set(node.gpus[0].gpu_instances)
+    assert set(right) <= set(rig.gpus[0].gpu_instances)
 
-    node.restart_machine()
-    back = node.boot()
+    rig.restart_machine()
+    back = rig.boot()
     assert (back.layout, back.problems) == ("checkpoint c.json", ())
-    assert node.geometry == THEN.geometry
+    assert rig.geometry == THEN.geometry
 
 
 @pytest.mark.parametrize(
@@ -48,30 +48,30 @@ def test_restore_returns_each_instance_to_its_placement(start: str) -> None:
     ],
 )
 def test_bad_checkpoint_changes_no_gpu(spoil: Callable[[Any], None]) -> None:
-    node = LocalNode()
+    rig = LocalRig()
     data = json.loads(CHECKPOINT)
     spoil(data)
 
     with pytest.raises(errors.CheckpointError, match=r"^c\.json:1:\d+: "):
-        node.restore(json.dumps(data))
+        rig.restore(json.dumps(data))
 
-    assert node.steps == 0
+    assert rig.steps == 0
 
 
 def test_restoring_the_mode_alone_creates_no_instance() -> None:
-    node = LocalNode("off")
+    rig = LocalRig("off")
 
-    node.restore(CHECKPOINT, is_mode_only=True)
+    rig.restore(CHECKPOINT, is_mode_only=True)
 
-    assert node.geometry == [(model.MigMode.ENABLED, model.MigMode.ENABLED)] * 2
+    assert rig.geometry == [(model.MigMode.ENABLED, model.MigMode.ENABLED)] * 2
 
 
 def test_restoring_the_mode_alone_verifies_no_instance() -> None:
-    node = LocalNode("off")
-    node.driver.hides_profiles = True
+    rig = LocalRig("off")
+    rig.driver.hides_profiles = True
     impossible = re.sub(r'("Start":)[0-9]+', r"\g<1>5", CHECKPOINT)
     assert impossible != CHECKPOINT
 
-    assert node.restore(impossible, is_mode_only=True).is_changed
+    assert rig.restore(impossible, is_mode_only=True).is_changed
 
-    assert {gpu.current_mode for gpu in node.gpus} == {model.MigMode.ENABLED}
+    assert {gpu.current_mode for gpu in rig.gpus} == {model.MigMode.ENABLED}

@@ -12,9 +12,9 @@ from mig_manager.core import model, steps
 from mig_manager.core.files import checkpoint
 from tests.change import forks
 from tests.rigs.node import gpu_values
-from tests.rigs.node.local_rig import PROFILES, BootNode, LocalNode
+from tests.rigs.node.local_rig import PROFILES, BootRig, LocalRig
 
-CHECKPOINT = checkpoint.render(LocalNode("split").gpus)
+CHECKPOINT = checkpoint.render(LocalRig("split").gpus)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -22,8 +22,8 @@ class GpuChange:
     """A way from a start to a target."""
 
     name: str
-    start: Callable[[], LocalNode]
-    run: Callable[[LocalNode], object]
+    start: Callable[[], LocalRig]
+    run: Callable[[LocalRig], object]
 
     def __str__(self) -> str:
         return self.name
@@ -31,29 +31,29 @@ class GpuChange:
 
 def change_of_apply(start: str, layout: str) -> GpuChange:
     return GpuChange(
-        f"{start} to {layout}", lambda: LocalNode(start), lambda node: node.change_to(layout)
+        f"{start} to {layout}", lambda: LocalRig(start), lambda rig: rig.change_to(layout)
     )
 
 
 def change_of_restore(start: str) -> GpuChange:
     return GpuChange(
         f"{start} to a checkpoint",
-        lambda: LocalNode(start),
-        lambda node: node.restore(CHECKPOINT),
+        lambda: LocalRig(start),
+        lambda rig: rig.restore(CHECKPOINT),
     )
 
 
 def change_of_boot(product: str, *, is_faulty: bool) -> GpuChange:
-    def start() -> LocalNode:
-        node = BootNode(product)
-        node.reboot()
+    def start() -> LocalRig:
+        rig = BootRig(product)
+        rig.reboot()
         if is_faulty:
-            node.gpus = gpu_values.with_action(node.gpus, model.RecoveryAction.GPU_RESET, 0)
-        return node
+            rig.gpus = gpu_values.with_action(rig.gpus, model.RecoveryAction.GPU_RESET, 0)
+        return rig
 
-    def run(node: LocalNode) -> None:
-        assert node.boot(resets_faulty=is_faulty).problems == ()
-        assert not any(gpu.needs_recovery for gpu in node.gpus)
+    def run(rig: LocalRig) -> None:
+        assert rig.boot(resets_faulty=is_faulty).problems == ()
+        assert not any(gpu.needs_recovery for gpu in rig.gpus)
 
     return GpuChange(f"boot of {'faulty ' * is_faulty}{product}", start, run)
 
@@ -73,23 +73,23 @@ BOOT_CHANGES = [
 class Recording:
     """A change that nothing struck."""
 
-    before: LocalNode
-    kills: Sequence[LocalNode]  # as a kill before each of its steps leaves the node
-    after: LocalNode
+    before: LocalRig
+    kills: Sequence[LocalRig]  # as a kill before each of its steps leaves the node
+    after: LocalRig
 
 
 @functools.cache
 def record(change: GpuChange) -> Recording:
-    node = change.start()
-    before, forks_at_kills = forks.fork(node), list[LocalNode]()
-    node.on_step = lambda _step: forks_at_kills.append(forks.fork_at_kill(node))
-    change.run(node)
+    rig = change.start()
+    before, forks_at_kills = forks.fork(rig), list[LocalRig]()
+    rig.on_step = lambda _step: forks_at_kills.append(forks.fork_at_kill(rig))
+    change.run(rig)
     assert forks_at_kills
     assert all(killed.journal.text is not None for killed in forks_at_kills)
-    return Recording(before, forks_at_kills, node)
+    return Recording(before, forks_at_kills, rig)
 
 
-def kills(change: GpuChange) -> Iterator[LocalNode]:
+def kills(change: GpuChange) -> Iterator[LocalRig]:
     """Yield nodes on which a change was killed, before each of its steps."""
     return map(forks.fork, record(change).kills)
 
@@ -99,23 +99,23 @@ CHANGES = [*APPLY_CHANGES.values(), *RESTORE_CHANGES]
 
 @pytest.mark.parametrize("change", [*CHANGES, *BOOT_CHANGES], ids=str)
 def test_a_killed_change_is_finished_by_the_same_one(change: GpuChange) -> None:
-    for node in kills(change):
-        change.run(node)
+    for rig in kills(change):
+        change.run(rig)
 
-        assert node.geometry == record(change).after.geometry
-        assert node.journal.text is None
-        assert not node.lock.is_locked
+        assert rig.geometry == record(change).after.geometry
+        assert rig.journal.text is None
+        assert not rig.lock.is_locked
 
 
 @pytest.mark.parametrize("change", CHANGES, ids=str)
 @pytest.mark.parametrize("again", ["other", "off"])
 def test_after_a_kill_any_layout_can_be_applied(change: GpuChange, again: str) -> None:
-    for node in kills(change):
-        node.change_to(again)
+    for rig in kills(change):
+        rig.change_to(again)
 
-        assert node.has(again)
-        assert node.journal.text is None
-        assert not node.lock.is_locked
+        assert rig.has(again)
+        assert rig.journal.text is None
+        assert not rig.lock.is_locked
 
 
 @pytest.mark.parametrize("name", APPLY_CHANGES)
@@ -124,42 +124,42 @@ def test_after_a_kill_an_impossible_layout_restores_the_gpus(
     name: str, killed_rollbacks: int
 ) -> None:
     before = record(APPLY_CHANGES[name]).before.geometry
-    for node in kills(APPLY_CHANGES[name]):
-        is_changed = node.geometry != before
+    for rig in kills(APPLY_CHANGES[name]):
+        is_changed = rig.geometry != before
         for again in range(1, 1 + killed_rollbacks):
-            with node.kill_process(steps.Step, again), contextlib.suppress(errors.LayoutError):
-                node.change_to("too-much")
+            with rig.kill_process(steps.Step, again), contextlib.suppress(errors.LayoutError):
+                rig.change_to("too-much")
 
         with pytest.raises(errors.LayoutError) as caught:
-            node.change_to("too-much")
+            rig.change_to("too-much")
 
-        assert node.geometry == before
-        assert node.journal.text is None
+        assert rig.geometry == before
+        assert rig.journal.text is None
         undone = f"the change to layout '{name}' was left unfinished and is undone now"
         assert killed_rollbacks or caught.value.message.endswith(undone) is is_changed
 
 
 @pytest.mark.parametrize("change", RESTORE_CHANGES, ids=str)
 def test_after_a_kill_a_bad_checkpoint_changes_nothing(change: GpuChange) -> None:
-    for node in kills(change):
-        geometry, journal = node.geometry, node.journal.text
+    for rig in kills(change):
+        geometry, journal = rig.geometry, rig.journal.text
 
         with pytest.raises(errors.CheckpointError):
-            node.restore(CHECKPOINT[:-1])
+            rig.restore(CHECKPOINT[:-1])
 
-        assert (node.geometry, node.journal.text) == (geometry, journal)
+        assert (rig.geometry, rig.journal.text) == (geometry, journal)
 
 
 @pytest.mark.parametrize("change", CHANGES, ids=str)
 def test_a_change_that_fails_at_any_step_is_undone(change: GpuChange) -> None:
     before = record(change).before
     for at in range(1, 1 + len(record(change).kills)):
-        node = forks.fork(before)
-        node.steps = 0
-        node.refuses_step = lambda _step: node.steps == at  # noqa: B023 - only in this round
+        rig = forks.fork(before)
+        rig.steps = 0
+        rig.refuses_step = lambda _step: rig.steps == at  # noqa: B023 - only in this round
 
         with pytest.raises(errors.HardwareError, match=r"in use; (the former instances|nothing)"):
-            change.run(node)
+            change.run(rig)
 
-        assert node.geometry == before.geometry
-        assert node.journal.text is None
+        assert rig.geometry == before.geometry
+        assert rig.journal.text is None

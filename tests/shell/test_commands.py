@@ -8,7 +8,7 @@ from mig_manager.core import model
 from mig_manager.core.answers import gpu_answers
 from mig_manager.core.display import bar
 from mig_manager.core.layout import config, layouts, plans, validate
-from tests.rigs.node.local_rig import LocalNode
+from tests.rigs.node.local_rig import LocalRig
 
 A100 = hardware.find("A100-SXM4-40GB")
 A30 = hardware.find("A30")
@@ -36,14 +36,14 @@ def layout(name: str) -> layouts.Layout:
     return DOCUMENT.layout(name)
 
 
-def has(node: LocalNode, name: str, *, is_mode_only: bool = False) -> bool:
-    return plans.plan(node.deps.gpus.observe(), layout(name), is_mode_only=is_mode_only).is_applied
+def has(rig: LocalRig, name: str, *, is_mode_only: bool = False) -> bool:
+    return plans.plan(rig.deps.gpus.observe(), layout(name), is_mode_only=is_mode_only).is_applied
 
 
-def with_layout(name: str, *, count: int = 2) -> LocalNode:
-    node = LocalNode("off", count=count)
-    node.apply(layout(name))
-    return node
+def with_layout(name: str, *, count: int = 2) -> LocalRig:
+    rig = LocalRig("off", count=count)
+    rig.apply(layout(name))
+    return rig
 
 
 def drawn(planned: plans.Planned, *, is_wide: bool = False) -> str:
@@ -51,43 +51,43 @@ def drawn(planned: plans.Planned, *, is_wide: bool = False) -> str:
 
 
 def test_apply_changes_only_what_differs() -> None:
-    node = LocalNode("off")
+    rig = LocalRig("off")
 
-    first = node.apply(layout("balanced"))
-    done = node.steps
-    again = node.apply(layout("balanced"))
+    first = rig.apply(layout("balanced"))
+    done = rig.steps
+    again = rig.apply(layout("balanced"))
 
-    assert (first.is_changed, again.is_changed, node.steps) == (True, False, done)
-    assert has(node, "balanced")
-    assert [len(gpu.gpu_instances) for gpu in node.gpus] == [4, 4]
-    (planned,) = node.apply(layout("small")).rounds
+    assert (first.is_changed, again.is_changed, rig.steps) == (True, False, done)
+    assert has(rig, "balanced")
+    assert [len(gpu.gpu_instances) for gpu in rig.gpus] == [4, 4]
+    (planned,) = rig.apply(layout("small")).rounds
     assert gpu_text.summary(planned) == "2 instances destroyed, 4 created, 6 kept; no reset"
 
 
 def test_mode_only_switches_mig_and_leaves_instances_alone() -> None:
-    node, full = LocalNode("off"), with_layout("balanced")
+    rig, full = LocalRig("off"), with_layout("balanced")
 
-    applied = node.apply(layout("balanced"), is_mode_only=True)
+    applied = rig.apply(layout("balanced"), is_mode_only=True)
     full.apply(layout("small"), is_mode_only=True)
 
     assert applied.layout == "balanced"
-    assert node.verified_layout.config == "balanced (MIG mode only)"
+    assert rig.verified_layout.config == "balanced (MIG mode only)"
     assert full.verified_layout.config == "small (MIG mode only)"
-    assert [gpu.current_mode for gpu in node.gpus] == [model.MigMode.ENABLED] * 2
-    assert [gpu.gpu_instances for gpu in node.gpus] == [(), ()]
-    assert has(node, "balanced", is_mode_only=True)
-    assert not has(node, "balanced")
+    assert [gpu.current_mode for gpu in rig.gpus] == [model.MigMode.ENABLED] * 2
+    assert [gpu.gpu_instances for gpu in rig.gpus] == [(), ()]
+    assert has(rig, "balanced", is_mode_only=True)
+    assert not has(rig, "balanced")
     assert has(full, "balanced")
 
 
 def test_a_plan_names_the_pods_or_devices_that_it_ends() -> None:
-    node = with_layout("balanced", count=1)
-    by_profile = {str(gi.profile): gi for gi in node.gpus[0].gpu_instances}
+    rig = with_layout("balanced", count=1)
+    by_profile = {str(gi.profile): gi for gi in rig.gpus[0].gpu_instances}
     uuids = {name: gi.compute_instances[0].uuid or "" for name, gi in by_profile.items()}
     users = {uuids["2g.10gb"]: ("team/train-0",), uuids["3g.20gb"]: ("team/serve-0",)}
 
-    planned = plans.plan(node.deps.gpus.observe(), layout("small"), users=lambda: users)
-    unknown = drawn(plans.plan(node.deps.gpus.observe(), layout("small")))
+    planned = plans.plan(rig.deps.gpus.observe(), layout("small"), users=lambda: users)
+    unknown = drawn(plans.plan(rig.deps.gpus.observe(), layout("small")))
     every = plans.plan(with_layout("balanced", count=4).deps.gpus.observe(), layout("small"))
 
     assert planned.evicted == ("team/train-0",)
@@ -99,7 +99,7 @@ def test_a_plan_names_the_pods_or_devices_that_it_ends() -> None:
 
 
 def test_plan_names_gpus_that_must_be_idle_for_a_mode() -> None:
-    mode = drawn(plans.plan(LocalNode("off").deps.gpus.observe(), layout("balanced")))
+    mode = drawn(plans.plan(LocalRig("off").deps.gpus.observe(), layout("balanced")))
     active = with_layout("balanced").deps.gpus.observe()
     nothing = drawn(plans.plan(active, layout("balanced")), is_wide=True)
 
@@ -119,9 +119,9 @@ def test_a_failed_check_says_how_a_gpu_differs() -> None:
 
 
 def test_plan_and_status_as_data_list_steps_and_instances() -> None:
-    planned = plans.plan(LocalNode("off").deps.gpus.observe(), layout("first-only")).to_data()
-    node = with_layout("first-only")
-    shown = gpu_answers.status(node.deps.gpus.observe(), None)
+    planned = plans.plan(LocalRig("off").deps.gpus.observe(), layout("first-only")).to_data()
+    rig = with_layout("first-only")
+    shown = gpu_answers.status(rig.deps.gpus.observe(), None)
 
     assert planned["instances"] == {"destroyed": 0, "created": 1, "kept": 0}
     assert isinstance(planned["gpus"], list)
@@ -136,7 +136,7 @@ def test_plan_and_status_as_data_list_steps_and_instances() -> None:
     assert [(gi["profile"], gi["placement"]) for gi in gpu["gpu_instances"]] == [
         ("7g.40gb", "0:8")
     ]
-    assert node.gpus[1] == hardware.template(A100, 1)
+    assert rig.gpus[1] == hardware.template(A100, 1)
 
 
 def test_products_that_share_a_name_are_reported_apart() -> None:

@@ -29,7 +29,7 @@ def boot(tmp_path: pathlib.Path) -> Iterator[Boot]:
     with contextlib.ExitStack() as stack:
 
         def start(spec: str = f"2x{A100}", options: states.Options = WAITING) -> ResetMachine:
-            rig = nvml_rig.rig(tmp_path / "state", spec, options=options)
+            rig = nvml_rig.booted(tmp_path / "state", spec, options=options)
             return ResetMachine(stack.enter_context(rig), tmp_path)
 
         yield start

@@ -82,7 +82,7 @@ def rig(request: pytest.FixtureRequest, tmp_path: pathlib.Path) -> Iterator[Rig]
     if request.param == "fake":
         yield InMemory()
         return
-    with nvml_rig.rig(tmp_path / "state", SPEC, options=WAITING) as node:
+    with nvml_rig.booted(tmp_path / "state", SPEC, options=WAITING) as node:
         yield Simulated(ResetMachine(node, tmp_path))
 
 

@@ -29,11 +29,11 @@ def attempt(action: Callable[[], T]) -> tuple[errors.HardwareError | None, T | N
         return error, None
 
 
-def functions_called_by(node: NvmlRig, action: Callable[[], object]) -> list[str]:
+def functions_called_by(rig: NvmlRig, action: Callable[[], object]) -> list[str]:
     """Return the C functions that an action calls."""
-    before = node.library.counts.copy()
+    before = rig.library.counts.copy()
     action()
-    return sorted(node.library.counts - before)
+    return sorted(rig.library.counts - before)
 
 
 def says_none(function: str, code: int) -> bool:
@@ -46,17 +46,17 @@ def says_none(function: str, code: int) -> bool:
 @pytest.mark.slow
 @each_code(pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_UNKNOWN)
 def test_any_answer_while_observing_is_tolerated_or_a_typed_error(
-    codes: tuple[int, ...], node: NvmlRig
+    codes: tuple[int, ...], rig: NvmlRig
 ) -> None:
-    create = gi_step(node.fill("1g.5gb"), "3g.20gb")
-    node.execute(create, *(ci_step(create, "1c.3g.20gb", start) for start in (0, 1)))
-    gpu = node.observe()
-    functions = functions_called_by(node, node.gpus.observe)
+    create = gi_step(rig.fill("1g.5gb"), "3g.20gb")
+    rig.execute(create, *(ci_step(create, "1c.3g.20gb", start) for start in (0, 1)))
+    gpu = rig.observe()
+    functions = functions_called_by(rig, rig.gpus.observe)
     assert len(functions) >= 23
     for function in functions:
         for code in codes:
-            node.fault(function, code=code, count=None)
-            failure, observed = attempt(node.observe)
+            rig.fault(function, code=code, count=None)
+            failure, observed = attempt(rig.observe)
             if failure is not None:
                 reason = library.from_code(code, operation="").reason
                 is_explained = (failure.code, failure.reason) == (code, reason)
@@ -65,8 +65,8 @@ def test_any_answer_while_observing_is_tolerated_or_a_typed_error(
             if observed is not None and not says_none(function, code):
                 # What is borne makes no instance disappear.
                 assert content(observed) == content(gpu), function
-            node.state.clear_faults()
-        assert node.observe() == gpu
+            rig.state.clear_faults()
+        assert rig.observe() == gpu
         assert pynvml._nvmlLib_refcount == 0 or function == "nvmlShutdown"
 
 
@@ -75,23 +75,23 @@ def test_any_answer_while_observing_is_tolerated_or_a_typed_error(
 def test_any_answer_while_changing_is_tolerated_or_a_typed_error(
     codes: tuple[int, ...], boot: Boot
 ) -> None:
-    node = boot(in_use_timeout_s=0.5)
-    node.gpus.execute(everything(node.fill("1g.5gb", "3g.20gb")))
-    expected = content(node.observe())
+    rig = boot(in_use_timeout_s=0.5)
+    rig.gpus.execute(everything(rig.fill("1g.5gb", "3g.20gb")))
+    expected = content(rig.observe())
 
     def change() -> model.ObservedGpus:
-        return node.gpus.execute(everything(before[0]), before)
+        return rig.gpus.execute(everything(before[0]), before)
 
-    before = node.gpus.observe()
-    functions = functions_called_by(node, change)
+    before = rig.gpus.observe()
+    functions = functions_called_by(rig, change)
     assert len(functions) >= 20
     for function in functions:
         for code in codes:
-            node.fault(function, code=code, count=None)
+            rig.fault(function, code=code, count=None)
             # A driver that contradicts itself may fail at another function than this.
             failure, after = attempt(change)
-            node.state.clear_faults()
+            rig.state.clear_faults()
             is_reported = failure is not None or (after is not None and bool(after.unreachable))
-            assert is_reported or content(node.observe()) == expected
-            before = node.gpus.execute(everything(node.observe()))
+            assert is_reported or content(rig.observe()) == expected
+            before = rig.gpus.execute(everything(rig.observe()))
             assert content(before[0]) == expected

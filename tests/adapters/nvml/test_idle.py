@@ -38,11 +38,11 @@ def end_first(gpu: model.Gpu, index: int = 0) -> tuple[steps.Step, ...]:
     )
 
 
-def test_programs_that_use_a_doomed_instance_are_named(node: NvmlRig, proc: ProcTree) -> None:
-    gpu = node.fill("1g.5gb", "1g.5gb")
+def test_programs_that_use_a_doomed_instance_are_named(rig: NvmlRig, proc: ProcTree) -> None:
+    gpu = rig.fill("1g.5gb", "1g.5gb")
     doomed, other = (gi.instance_id for gi in gpu.gpu_instances)
     device = gpu.gpu_instances[0].compute_instances[0].uuid or ""
-    client = node.state.add_client(device, name="/opt/train", pid=87)
+    client = rig.state.add_client(device, name="/opt/train", pid=87)
     proc.add(client.pid, "/dev/nvidia0", cgroup=f"0::/kubepods/burstable/pod{UID}/ab")
     # NVML does not list those that only have the instance's node open.
     proc.add_capabilities(0, {f"gi{doomed}": 30, f"gi{other}": 39})
@@ -57,21 +57,21 @@ def test_programs_that_use_a_doomed_instance_are_named(node: NvmlRig, proc: Proc
         f"GPU 0 ({gpu.uuid}) is in use by train (pid 87, GPU instance {doomed}, pod {UID}), "
         f"nv-hostengine (pid 88, GPU instance {doomed}, unit nvidia-dcgm.service)"
     )
-    assert node.observe() == gpu
+    assert rig.observe() == gpu
 
 
 def test_a_gpu_whose_index_has_changed_is_found_by_its_address(
-    node: NvmlRig, proc: ProcTree
+    rig: NvmlRig, proc: ProcTree
 ) -> None:
-    gpu = node.fill("1g.5gb")
+    gpu = rig.fill("1g.5gb")
     device = gpu.gpu_instances[0].compute_instances[0].uuid or ""
-    node.state.add_client(device, name="/opt/train")
+    rig.state.add_client(device, name="/opt/train")
     observed = dataclasses.replace(gpu, index=5)
 
     with pytest.raises(errors.GpuInUseError, match="train"):
         execute(proc, observed, *end_first(observed))
 
-    assert node.observe() == gpu
+    assert rig.observe() == gpu
 
 
 def test_a_program_that_draws_through_dev_dri_blocks_only_gfx_plans(
@@ -89,43 +89,43 @@ def test_a_program_that_draws_through_dev_dri_blocks_only_gfx_plans(
 
 
 def test_programs_on_the_gpu_itself_and_on_other_instances_block_no_plan(
-    node: NvmlRig, proc: ProcTree
+    rig: NvmlRig, proc: ProcTree
 ) -> None:
-    gpu = node.fill("1g.5gb", "1g.5gb")
+    gpu = rig.fill("1g.5gb", "1g.5gb")
     device = gpu.gpu_instances[1].compute_instances[0].uuid or ""
-    node.state.add_client(device, name="/opt/train")
+    rig.state.add_client(device, name="/opt/train")
     proc.add(88, "/dev/nvidiactl", "/dev/nvidia0", name="nv-hostengine")
 
     execute(proc, gpu, *end_first(gpu))
 
-    assert len(node.observe().gpu_instances) == 1
+    assert len(rig.observe().gpu_instances) == 1
 
 
 @pytest.mark.parametrize("kind", [states.ClientKind.COMPUTE, states.ClientKind.MONITOR])
 def test_a_gpu_is_not_emptied_beside_a_process_on_the_gpu_itself(
-    node: NvmlRig, proc: ProcTree, kind: states.ClientKind
+    rig: NvmlRig, proc: ProcTree, kind: states.ClientKind
 ) -> None:
-    gpu = node.fill("3g.20gb")
-    node.state.add_client(gpu.uuid, name="/opt/train", pid=87, kind=kind)
+    gpu = rig.fill("3g.20gb")
+    rig.state.add_client(gpu.uuid, name="/opt/train", pid=87, kind=kind)
     proc.add(87, "/dev/nvidia0", name="train")
     plan = planner.plan([gpu], {gpu.uuid: samples.desired_gpu({"7g.40gb": 1})})
 
     if kind is states.ClientKind.COMPUTE:
         with pytest.raises(errors.GpuInUseError, match=r"train \(pid 87\)"):
             execute(proc, gpu, *plan.steps)
-        assert node.observe() == gpu
+        assert rig.observe() == gpu
     else:
         execute(proc, gpu, *plan.steps)
-        assert [str(gi.profile) for gi in node.observe().gpu_instances] == ["7g.40gb"]
+        assert [str(gi.profile) for gi in rig.observe().gpu_instances] == ["7g.40gb"]
 
 
-def test_instances_that_cannot_be_listed_are_a_typed_error(node: NvmlRig, proc: ProcTree) -> None:
-    gpu = node.enable()
-    node.fault("nvmlDeviceGetGpuInstances", code=states.Code.NO_PERMISSION)
+def test_instances_that_cannot_be_listed_are_a_typed_error(rig: NvmlRig, proc: ProcTree) -> None:
+    gpu = rig.enable()
+    rig.fault("nvmlDeviceGetGpuInstances", code=states.Code.NO_PERMISSION)
     with pytest.raises(errors.HardwareError, match="cannot list its GPU instances") as caught:
         execute(proc, gpu, gi_step(gpu, "1g.5gb"))
     assert caught.value.reason is reasons.Reason.NO_PERMISSION
-    assert node.observe() == gpu
+    assert rig.observe() == gpu
 
 
 @pytest.mark.parametrize(
@@ -137,19 +137,19 @@ def test_instances_that_cannot_be_listed_are_a_typed_error(node: NvmlRig, proc: 
     ids=["doomed", "other"],
 )
 def test_only_the_doomed_compute_instance_of_a_kept_one_counts(
-    node: NvmlRig,
+    rig: NvmlRig,
     proc: ProcTree,
     used: int,
     expectation: contextlib.AbstractContextManager[object],
     remaining: int,
 ) -> None:
-    create = gi_step(node.enable(), "3g.20gb")
+    create = gi_step(rig.enable(), "3g.20gb")
     parts = (ci_step(create, "1c.3g.20gb", start) for start in (0, 1))
-    node.execute(create, *parts)
-    gpu = node.observe()
+    rig.execute(create, *parts)
+    gpu = rig.observe()
     (instance,) = gpu.gpu_instances
     device = instance.compute_instances[used].uuid or ""
-    node.state.add_client(device, name="/opt/train")
+    rig.state.add_client(device, name="/opt/train")
     step = next(
         step
         for step in end_steps(gpu)
@@ -160,15 +160,15 @@ def test_only_the_doomed_compute_instance_of_a_kept_one_counts(
     with expectation:
         execute(proc, gpu, step)
 
-    assert len(node.observe().gpu_instances[0].compute_instances) == remaining
+    assert len(rig.observe().gpu_instances[0].compute_instances) == remaining
 
 
 def test_program_in_an_unknown_compute_instance_blocks_each_of_them(
-    node: NvmlRig, proc: ProcTree
+    rig: NvmlRig, proc: ProcTree
 ) -> None:
-    create = gi_step(node.enable(), "3g.20gb")
-    node.execute(create, *(ci_step(create, "1c.3g.20gb", start) for start in (0, 1)))
-    gpu = node.observe()
+    create = gi_step(rig.enable(), "3g.20gb")
+    rig.execute(create, *(ci_step(create, "1c.3g.20gb", start) for start in (0, 1)))
+    gpu = rig.observe()
     proc.add_capabilities(0, {f"gi{gpu.gpu_instances[0].instance_id}": 30})
     proc.add(88, "/dev/nvidia0", f"{CAP}30", name="train")
 
@@ -176,7 +176,7 @@ def test_program_in_an_unknown_compute_instance_blocks_each_of_them(
         with pytest.raises(errors.GpuInUseError, match=r"train \(pid 88"):
             execute(proc, gpu, step)
 
-    assert node.observe() == gpu
+    assert rig.observe() == gpu
 
 
 @pytest.mark.parametrize(
@@ -184,9 +184,9 @@ def test_program_in_an_unknown_compute_instance_blocks_each_of_them(
     [("nv-hostengine", True), ("nvidia-persiste", False), ("nv-fabricmanage", False)],
 )
 def test_process_with_an_open_gpu_blocks_a_mode_change_unless_ours(
-    node: NvmlRig, proc: ProcTree, name: str, *, is_blocking: bool
+    rig: NvmlRig, proc: ProcTree, name: str, *, is_blocking: bool
 ) -> None:
-    gpu = node.fill("1g.5gb", "1g.5gb")
+    gpu = rig.fill("1g.5gb", "1g.5gb")
     proc.add(88, "/dev/nvidiactl", "/dev/nvidia0", name=name)
     proc.add(os.getpid(), "/dev/nvidia0")
     proc.add(90, "/dev/nvidia0", parent=os.getpid())
@@ -195,32 +195,32 @@ def test_process_with_an_open_gpu_blocks_a_mode_change_unless_ours(
     if is_blocking:
         with pytest.raises(errors.GpuInUseError, match=rf" in use by {name} \(pid 88\)$"):
             execute(proc, gpu, *end_steps(gpu), off)
-        assert node.observe() == gpu
+        assert rig.observe() == gpu
     else:
         execute(proc, gpu, *end_steps(gpu), off)
-        assert node.observe().current_mode is model.MigMode.DISABLED
+        assert rig.observe().current_mode is model.MigMode.DISABLED
 
 
 def test_a_gpu_that_does_not_list_its_processes_is_left_to_the_driver(
-    node: NvmlRig, proc: ProcTree
+    rig: NvmlRig, proc: ProcTree
 ) -> None:
-    gpu = node.fill("1g.5gb", "1g.5gb")
+    gpu = rig.fill("1g.5gb", "1g.5gb")
     for function in ("nvmlDeviceGetComputeRunningProcesses*", "nvmlDeviceGetMinorNumber"):
         fault = nvml_faults.Fault(function=function, code=states.Code.UNKNOWN, count=None)
-        node.state.add_fault(fault)
+        rig.state.add_fault(fault)
 
     execute(proc, gpu, *end_first(gpu))
 
-    assert len(node.observe().gpu_instances) == 1
+    assert len(rig.observe().gpu_instances) == 1
 
 
 def test_instance_created_after_the_plan_is_not_taken_for_its_own(
-    node: NvmlRig, proc: ProcTree
+    rig: NvmlRig, proc: ProcTree
 ) -> None:
-    create = gi_step(node.enable(), "3g.20gb")
-    before = node.observe()
-    node.execute(create)
-    now = node.observe()
+    create = gi_step(rig.enable(), "3g.20gb")
+    before = rig.observe()
+    rig.execute(create)
+    now = rig.observe()
 
     with pytest.raises(errors.StalePlanError) as caught:
         execute(proc, before, create, ci_step(create, "3g.20gb", 0))
@@ -229,19 +229,19 @@ def test_instance_created_after_the_plan_is_not_taken_for_its_own(
         f"GPU 0 ({before.uuid}) has 3g.20gb at {create.placement} already"
     )
     assert caught.value.reason is reasons.Reason.VERIFY_FAILED
-    assert node.observe() == now
+    assert rig.observe() == now
 
 
 @pytest.mark.parametrize("name", ["1c.3g.20gb", "3g.20gb"])
 def test_compute_instance_created_after_the_plan_makes_it_stale(
-    node: NvmlRig, proc: ProcTree, name: str
+    rig: NvmlRig, proc: ProcTree, name: str
 ) -> None:
-    within = gi_step(node.enable(), "3g.20gb")
-    node.execute(within)
-    before = node.observe()
+    within = gi_step(rig.enable(), "3g.20gb")
+    rig.execute(within)
+    before = rig.observe()
     create = ci_step(within, name)
-    node.execute(create)
-    now = node.observe()
+    rig.execute(create)
+    now = rig.observe()
 
     with pytest.raises(errors.StalePlanError) as caught:
         execute(proc, before, create)
@@ -250,29 +250,29 @@ def test_compute_instance_created_after_the_plan_makes_it_stale(
         f"GPU 0 ({before.uuid}) has {name} at {create.placement} "
         f"in the GPU instance at {within.placement} already"
     )
-    assert node.observe() == now
+    assert rig.observe() == now
 
 
 @pytest.mark.parametrize("is_inside", [False, True], ids=["gpu-instance", "compute-instance"])
 def test_instance_that_took_over_a_destroyed_id_makes_the_plan_stale(
-    node: NvmlRig, proc: ProcTree, *, is_inside: bool
+    rig: NvmlRig, proc: ProcTree, *, is_inside: bool
 ) -> None:
-    gpu = node.enable()
+    gpu = rig.enable()
     within = gi_step(gpu, "3g.20gb", 0)
     old: steps.Step
     new: steps.Step
     if is_inside:
-        node.execute(within)
+        rig.execute(within)
         old, new = (ci_step(within, name) for name in ("1c.3g.20gb", "2c.3g.20gb"))
     else:
         old, new = (gi_step(gpu, name, 0) for name in ("1g.5gb", "1g.5gb+me"))
-    node.execute(old)
-    before = node.observe()
+    rig.execute(old)
+    before = rig.observe()
     destroy = end_steps(before)[0]
-    node.execute(destroy, new)
-    now = node.observe()
+    rig.execute(destroy, new)
+    now = rig.observe()
 
     with pytest.raises(errors.StalePlanError):
         execute(proc, before, destroy, new)
 
-    assert node.observe() == now
+    assert rig.observe() == now

@@ -48,21 +48,21 @@ def test_bindings_exception_becomes_an_error_with_its_function(
     assert caught.value.__cause__ is raised
 
 
-def test_a_driver_without_any_gpu_is_waited_for(node: NvmlRig) -> None:
-    node.fault("nvmlInit*", code=states.Code.GPU_NOT_FOUND)
+def test_a_driver_without_any_gpu_is_waited_for(rig: NvmlRig) -> None:
+    rig.fault("nvmlInit*", code=states.Code.GPU_NOT_FOUND)
     with pytest.raises(errors.HardwareError, match="no GPU is bound to the driver") as caught:
-        node.gpus.observe()
+        rig.gpus.observe()
     assert caught.value.reason is reasons.Reason.DRIVER_NOT_LOADED
-    assert len(node.gpus.observe()) == 1
+    assert len(rig.gpus.observe()) == 1
 
 
 @pytest.mark.usefixtures("_binding_restored")
 def test_a_session_that_cannot_be_closed_is_a_warning(
-    node: NvmlRig, capsys: pytest.CaptureFixture[str]
+    rig: NvmlRig, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    before = node.observe()
-    node.fault("nvmlShutdown", code=states.Code.UNKNOWN)
-    assert node.enable().current_mode is ON is not before.current_mode
+    before = rig.observe()
+    rig.fault("nvmlShutdown", code=states.Code.UNKNOWN)
+    assert rig.enable().current_mode is ON is not before.current_mode
     assert "not closed: nvmlShutdown answered 'Unknown Error'" in capsys.readouterr().err
 
 

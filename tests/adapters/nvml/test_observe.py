@@ -37,8 +37,8 @@ CAPABLE = [
 
 @pytest.mark.parametrize("product", PRODUCTS)
 def test_every_product_is_observed_as_it_is(product: hardware.Product, boot: Boot) -> None:
-    node = boot(product.key)
-    gpu = node.observe()
+    rig = boot(product.key)
+    gpu = rig.observe()
     expected = hardware.template(product)
     # What an idle GPU has by its model; the rest is its own.
     shared = {
@@ -57,10 +57,10 @@ def test_every_product_is_observed_as_it_is(product: hardware.Product, boot: Boo
 def test_every_profile_of_a_product_is_created_and_observed_by_its_name(
     product: hardware.Product, boot: Boot
 ) -> None:
-    node = boot(product.key)
-    empty = node.enable()
+    rig = boot(product.key)
+    empty = rig.enable()
     for row in empty.profiles or ():
-        gpu = node.fill(str(row.profile))
+        gpu = rig.fill(str(row.profile))
         (instance,) = gpu.gpu_instances
         assert instance.profile == row.profile
         assert instance.profile_id == row.profile_id
@@ -68,27 +68,27 @@ def test_every_profile_of_a_product_is_created_and_observed_by_its_name(
         assert compute.profile == row.profile
         assert gpu.mig_uuids == (compute.uuid,)
         assert (compute.uuid or "").startswith("MIG-")
-        node.execute(*end_steps(gpu))
-    assert node.observe() == empty
+        rig.execute(*end_steps(gpu))
+    assert rig.observe() == empty
 
 
 def test_gpus_come_in_the_order_of_their_indices(boot: Boot) -> None:
-    node = boot("2xa100-sxm4-40gb+t4+h100-sxm5-80gb")
-    gpus = node.gpus.observe()
+    rig = boot("2xa100-sxm4-40gb+t4+h100-sxm5-80gb")
+    gpus = rig.gpus.observe()
     assert [gpu.index for gpu in gpus] == [0, 1, 2, 3]
     assert [gpu.architecture.value for gpu in gpus] == ["ampere", "ampere", "other", "hopper"]
     assert [gpu.mode_change_needs_reset for gpu in gpus] == [True, True, False, False]
 
 
 def test_profiles_unreported_while_mig_is_off_are_read_once_it_is_on(boot: Boot) -> None:
-    node = boot(options=states.Options(reports_profiles_while_mig_off=False))
-    assert node.observe().profiles is None
-    assert len(node.enable().profiles or ()) == len(hardware.find("a100").profiles)
+    rig = boot(options=states.Options(reports_profiles_while_mig_off=False))
+    assert rig.observe().profiles is None
+    assert len(rig.enable().profiles or ()) == len(hardware.find("a100").profiles)
 
 
 def test_a_library_that_knows_fewer_profiles_reports_those_it_knows(boot: Boot) -> None:
-    node = boot(options=states.Options(profile_enum_count=9))
-    reported = node.observe().profiles or ()
+    rig = boot(options=states.Options(profile_enum_count=9))
+    reported = rig.observe().profiles or ()
     assert {row.enum_index for row in reported} == {0, 1, 2, 3, 4, 7}
 
 
@@ -96,8 +96,8 @@ def test_a_library_that_knows_fewer_profiles_reports_those_it_knows(boot: Boot) 
 def test_an_old_library_leaves_the_need_for_a_reset_to_the_architecture(
     spec: str, boot: Boot
 ) -> None:
-    node = boot(spec, options=states.Options(absent_functions=("nvmlDeviceGetFieldValues",)))
-    gpu = node.observe()
+    rig = boot(spec, options=states.Options(absent_functions=("nvmlDeviceGetFieldValues",)))
+    gpu = rig.observe()
     assert gpu.mode_change_needs_reset is (gpu.architecture is model.Architecture.AMPERE)
 
 
@@ -107,21 +107,21 @@ def test_virtualization_is_observed_if_the_library_has_the_query(
     name: str, absent: tuple[str, ...], boot: Boot
 ) -> None:
     mode = model.Virtualization[name]
-    node = boot(options=states.Options(virtualization=mode, absent_functions=absent))
-    assert node.observe().virtualization is model.Virtualization["NONE" if absent else name]
+    rig = boot(options=states.Options(virtualization=mode, absent_functions=absent))
+    assert rig.observe().virtualization is model.Virtualization["NONE" if absent else name]
 
 
-def test_a_gpu_instance_without_compute_instance_is_observed(node: NvmlRig) -> None:
-    node.execute(gi_step(node.enable(), "2g.10gb", 4))
-    gpu = node.observe()
+def test_a_gpu_instance_without_compute_instance_is_observed(rig: NvmlRig) -> None:
+    rig.execute(gi_step(rig.enable(), "2g.10gb", 4))
+    gpu = rig.observe()
     assert nvml_rig.content(gpu) == ["[2g.10gb@4:2]"]
     assert gpu.mig_uuids == ()
 
 
-def test_parts_of_a_gpu_instance_are_named_and_placed_as_parts(node: NvmlRig) -> None:
-    whole = gi_step(node.enable(), "3g.20gb", 4)
-    node.execute(whole, ci_step(whole, "1c.3g.20gb", 2), ci_step(whole, "2c.3g.20gb", 0))
-    (instance,) = node.observe().gpu_instances
+def test_parts_of_a_gpu_instance_are_named_and_placed_as_parts(rig: NvmlRig) -> None:
+    whole = gi_step(rig.enable(), "3g.20gb", 4)
+    rig.execute(whole, ci_step(whole, "1c.3g.20gb", 2), ci_step(whole, "2c.3g.20gb", 0))
+    (instance,) = rig.observe().gpu_instances
     assert {(str(ci.profile), str(ci.placement)) for ci in instance.compute_instances} == {
         ("1c.3g.20gb", "2:1"),
         ("2c.3g.20gb", "0:2"),
@@ -129,18 +129,18 @@ def test_parts_of_a_gpu_instance_are_named_and_placed_as_parts(node: NvmlRig) ->
     assert len({ci.uuid for ci in instance.compute_instances}) == 2
 
 
-def test_every_mig_device_is_found_behind_a_gap_in_the_indices(node: NvmlRig) -> None:
-    before = node.fill(*["1g.5gb"] * 4)
+def test_every_mig_device_is_found_behind_a_gap_in_the_indices(rig: NvmlRig) -> None:
+    before = rig.fill(*["1g.5gb"] * 4)
     first, second = end_steps(before)[:2]
-    node.execute(first, second)
-    after = node.observe()
+    rig.execute(first, second)
+    after = rig.observe()
     assert len(after.mig_uuids) == 3
     assert set(after.mig_uuids) < set(before.mig_uuids)
 
 
 def test_instances_are_in_the_order_of_their_placements(boot: Boot) -> None:
-    node = boot(options=states.Options(swapped_gpus=(0,)))
-    gpu = node.fill(*["1g.5gb"] * 7)
+    rig = boot(options=states.Options(swapped_gpus=(0,)))
+    gpu = rig.fill(*["1g.5gb"] * 7)
     ids = [instance.instance_id for instance in gpu.gpu_instances]
     assert ids != sorted(ids)
     assert [instance.placement.start for instance in gpu.gpu_instances] == list(range(7))
@@ -148,10 +148,10 @@ def test_instances_are_in_the_order_of_their_placements(boot: Boot) -> None:
 
 @pytest.mark.parametrize("code", [states.Code.NO_PERMISSION, states.Code.NOT_SUPPORTED])
 def test_without_placements_no_profiles_are_reported_while_mig_is_off(
-    code: states.Code, node: NvmlRig
+    code: states.Code, rig: NvmlRig
 ) -> None:
-    node.fault("nvmlDeviceGetGpuInstancePossiblePlacements*", code=code)
-    gpu = node.observe()
+    rig.fault("nvmlDeviceGetGpuInstancePossiblePlacements*", code=code)
+    gpu = rig.observe()
     assert (gpu.profiles, gpu.current_mode) == (None, OFF)
 
 
@@ -161,26 +161,26 @@ def test_without_placements_no_profiles_are_reported_while_mig_is_off(
 def test_instances_that_may_not_be_listed_are_an_error_and_never_none(
     boot: Boot, spec: str, index: int
 ) -> None:
-    node = boot(spec)
-    node.fill("1g.5gb", index=index)
-    node.state.set_options(states.Options(permitted=False))
+    rig = boot(spec)
+    rig.fill("1g.5gb", index=index)
+    rig.state.set_options(states.Options(permitted=False))
     with pytest.raises(errors.HardwareError) as caught:
-        node.gpus.observe()
+        rig.gpus.observe()
     assert caught.value.reason is reasons.Reason.NO_PERMISSION
     assert caught.value.gpu.startswith(f"GPU {index} (GPU-")
 
 
-def test_lasting_facts_are_queried_once_for_any_number_of_instances(node: NvmlRig) -> None:
-    node.fill(*["1g.5gb"] * 7)
+def test_lasting_facts_are_queried_once_for_any_number_of_instances(rig: NvmlRig) -> None:
+    rig.fill(*["1g.5gb"] * 7)
     functions = (
         "nvmlDeviceGetMemoryInfo",
         "nvmlDeviceGetGpuInstanceProfileInfo",
         "nvmlGpuInstanceGetComputeInstanceProfileInfo",
         "nvmlDeviceGetMigMode",
     )
-    before = {function: node.calls(function) for function in functions}
-    node.gpus.observe()
-    added = {function: node.calls(function) - before[function] for function in functions}
+    before = {function: rig.calls(function) for function in functions}
+    rig.gpus.observe()
+    added = {function: rig.calls(function) - before[function] for function in functions}
     assert added["nvmlDeviceGetMemoryInfo"] == 1
     assert added["nvmlDeviceGetMigMode"] == 1
     assert added["nvmlDeviceGetGpuInstanceProfileInfo"] <= 32
@@ -199,10 +199,10 @@ def test_lasting_facts_are_queried_once_for_any_number_of_instances(node: NvmlRi
 def test_one_gpu_that_answers_an_error_does_not_hide_the_others(
     code: states.Code, boot: Boot
 ) -> None:
-    node = boot("3xa100-sxm4-40gb")
-    uuid = node.observe(1).uuid
-    node.fault("nvmlDeviceGetMigMode", gpu=1, code=code, count=None)
-    observed = node.gpus.observe()
+    rig = boot("3xa100-sxm4-40gb")
+    uuid = rig.observe(1).uuid
+    rig.fault("nvmlDeviceGetMigMode", gpu=1, code=code, count=None)
+    observed = rig.gpus.observe()
     assert [gpu.index for gpu in observed] == [0, 2]
     (unreachable,) = observed.unreachable
     assert (unreachable.index, unreachable.uuid, unreachable.code) == (1, uuid, code)
@@ -210,12 +210,12 @@ def test_one_gpu_that_answers_an_error_does_not_hide_the_others(
 
 
 def test_every_gpu_unreachable_is_an_error_that_names_each(boot: Boot) -> None:
-    node = boot("2xa100-sxm4-40gb")
-    node.state.lose_gpu(0)
-    uuid = node.state.boards[1].uuid
-    node.fault("nvmlDeviceGetMigMode", gpu=1, code=states.Code.GPU_IS_LOST)
+    rig = boot("2xa100-sxm4-40gb")
+    rig.state.lose_gpu(0)
+    uuid = rig.state.boards[1].uuid
+    rig.fault("nvmlDeviceGetMigMode", gpu=1, code=states.Code.GPU_IS_LOST)
     with pytest.raises(errors.HardwareError) as caught:
-        node.gpus.observe()
+        rig.gpus.observe()
     first, second = caught.value.message.split("; ")
     assert first.startswith("GPU 0")
     assert second == f"GPU 1 ({uuid}): nvmlDeviceGetMigMode answered 'GPU is lost'"
@@ -240,16 +240,16 @@ class OneUuid(simulated_nvml.SimulatedLibrary):
 
 
 def test_gpus_with_one_uuid_are_an_error_that_names_both(boot: Boot) -> None:
-    node = boot("3xa100-sxm4-40gb")
-    simulated_nvml.load(OneUuid(node.state))
+    rig = boot("3xa100-sxm4-40gb")
+    simulated_nvml.load(OneUuid(rig.state))
     with pytest.raises(errors.HardwareError, match="GPU 0 and GPU 1 report the same UUID"):
-        node.gpus.observe()
+        rig.gpus.observe()
 
 
-def test_profiles_that_cannot_be_named_are_an_error(node: NvmlRig) -> None:
-    node.fault("nvmlDeviceGetMemoryInfo", code=states.Code.NOT_SUPPORTED)
+def test_profiles_that_cannot_be_named_are_an_error(rig: NvmlRig) -> None:
+    rig.fault("nvmlDeviceGetMemoryInfo", code=states.Code.NOT_SUPPORTED)
     with pytest.raises(errors.HardwareError, match="no memory size") as caught:
-        node.observe()
+        rig.observe()
     assert caught.value.reason is reasons.Reason.NOT_SUPPORTED
 
 
@@ -266,13 +266,13 @@ def test_a_gpu_without_memory_of_its_own_gets_its_layout(
     monkeypatch.setattr(
         pynvml, "nvmlDeviceGetGpuInstanceProfileInfo", nvmlDeviceGetGpuInstanceProfileInfo
     )
-    node = boot("a30")
-    node.fault("nvmlDeviceGetMemoryInfo", count=None, code=states.Code.NOT_SUPPORTED)
-    gpu = node.observe()
+    rig = boot("a30")
+    rig.fault("nvmlDeviceGetMemoryInfo", count=None, code=states.Code.NOT_SUPPORTED)
+    gpu = rig.observe()
     assert gpu.memory_mib == 0
     names = sorted(str(row.profile) for row in gpu.profiles or ())
     assert names == ["1g.0gb", "1g.0gb+me", "2g.0gb", "2g.0gb+me", "4g.0gb"]
-    gpu = node.fill("2g.0gb", "1g.0gb")
+    gpu = rig.fill("2g.0gb", "1g.0gb")
     assert nvml_rig.content(gpu) == ["2g.0gb@0:2", "1g.0gb@2:1"]
 
 
@@ -312,10 +312,10 @@ def test_a_recovery_action_is_observed_by_nvidias_name(value: int, boot: Boot) -
         for text, number in vars(pynvml).items()
         if text.startswith("NVML_GPU_RECOVERY_ACTION_")
     }
-    node = boot("2xA30")
-    node.state.fail_gpu(1, action=value)
+    rig = boot("2xA30")
+    rig.state.fail_gpu(1, action=value)
 
-    healthy, faulty = node.gpus.observe()
+    healthy, faulty = rig.gpus.observe()
 
     assert healthy.recovery_action is model.RecoveryAction.NONE
     assert not healthy.needs_recovery
@@ -325,9 +325,9 @@ def test_a_recovery_action_is_observed_by_nvidias_name(value: int, boot: Boot) -
 
 
 def test_the_recovery_action_of_a_newer_driver_is_reported_as_other(boot: Boot) -> None:
-    node = boot("T4")
-    node.state.fail_gpu(0, action=8)
-    assert node.observe().recovery_action is model.RecoveryAction.OTHER
+    rig = boot("T4")
+    rig.state.fail_gpu(0, action=8)
+    assert rig.observe().recovery_action is model.RecoveryAction.OTHER
 
 
 def test_a_driver_without_recovery_actions_is_observed(boot: Boot) -> None:
@@ -338,21 +338,21 @@ def test_a_driver_without_recovery_actions_is_observed(boot: Boot) -> None:
 
 
 def test_a_recovery_action_changes_no_plan(boot: Boot) -> None:
-    node = boot("A30")
-    before = node.gpus.observe()
+    rig = boot("A30")
+    before = rig.gpus.observe()
     desired = {before[0].uuid: model.DesiredGpu.of(model.MigMode.ENABLED, {})}
-    node.state.fail_gpu(0, action=2)
-    after = node.gpus.observe()
+    rig.state.fail_gpu(0, action=2)
+    after = rig.gpus.observe()
     assert after == before
     assert planner.plan(after, desired) == planner.plan(before, desired)
 
 
 def test_an_unreachable_gpu_still_reports_its_recovery_action(boot: Boot) -> None:
-    node = boot("2xA30")
-    node.state.fail_gpu(1, action=pynvml.NVML_GPU_RECOVERY_ACTION_GPU_RESET)
-    node.fault("nvmlDeviceGetName", gpu=1, code=int(states.Code.RESET_REQUIRED), count=None)
+    rig = boot("2xA30")
+    rig.state.fail_gpu(1, action=pynvml.NVML_GPU_RECOVERY_ACTION_GPU_RESET)
+    rig.fault("nvmlDeviceGetName", gpu=1, code=int(states.Code.RESET_REQUIRED), count=None)
 
-    (lost,) = node.gpus.observe().unreachable
+    (lost,) = rig.gpus.observe().unreachable
 
     assert lost.reason is reasons.Reason.GPU_NEEDS_RESET
     assert lost.recovery_action is model.RecoveryAction.GPU_RESET
@@ -371,22 +371,22 @@ def test_a_gpu_that_others_change_before_any_call_is_reachable(
         if calls_left == 0:
             is_on = mode is nvml_rig.ON
             gone = dataclasses.replace(full, instances=(), is_enabled=is_on, is_pending=is_on)
-            node.state.update(lambda machine: machine.with_gpu(0, gone))
+            rig.state.update(lambda machine: machine.with_gpu(0, gone))
         return call(*arguments)
 
-    node = boot(
+    rig = boot(
         "A30",
         options=states.Options(reports_profiles_while_mig_off=False),
         alterations=dict.fromkeys(calls.FUNCTIONS, remove_in_time),
     )
-    parted = gi_step(node.fill("1g.6gb"), "2g.12gb")
-    node.execute(parted, *(ci_step(parted, "1c.2g.12gb", start) for start in range(2)))
-    (full,) = node.state.read().gpus
+    parted = gi_step(rig.fill("1g.6gb"), "2g.12gb")
+    rig.execute(parted, *(ci_step(parted, "1c.2g.12gb", start) for start in range(2)))
+    (full,) = rig.state.read().gpus
     calls_left = 0
-    node.observe()
+    rig.observe()
     assert calls_left < 0
 
     for number in range(1, 1 - calls_left):
-        node.state.update(lambda machine: machine.with_gpu(0, full))
+        rig.state.update(lambda machine: machine.with_gpu(0, full))
         calls_left = number
-        assert len(node.observe().gpu_instances) in (0, 2), number
+        assert len(rig.observe().gpu_instances) in (0, 2), number

@@ -31,25 +31,23 @@ def refusal(proc: ProcTree, plan: steps.Plan, *, driver_root: str = "") -> str:
     return caught.value.message.partition("In use by another client'; ")[2]
 
 
-def switching(node: NvmlRig, index: int = 0) -> steps.Plan:
-    gpu = node.observe(index)
+def switching(rig: NvmlRig, index: int = 0) -> steps.Plan:
+    gpu = rig.observe(index)
     return plan_of([gpu], mode_step(gpu, ON))
 
 
 def test_a_monitor_that_nvml_does_not_list_is_named_by_its_open_files(
     boot: Boot, proc: ProcTree
 ) -> None:
-    node = boot("2xa100-sxm4-40gb")
-    node.state.add_client(
-        node.observe(1).uuid, name="dcgm", kind=states.ClientKind.MONITOR, pid=88
-    )
+    rig = boot("2xa100-sxm4-40gb")
+    rig.state.add_client(rig.observe(1).uuid, name="dcgm", kind=states.ClientKind.MONITOR, pid=88)
     proc.add(
         *(88, "/dev/nvidiactl", "/dev/nvidia1"),
         name="nv-hostengine",
         cgroup="0::/system.slice/nvidia-dcgm.service",
     )
     proc.add(89, "/dev/nvidiactl", "/dev/nvidia0")
-    assert refusal(proc, switching(node, 1)) == (
+    assert refusal(proc, switching(rig, 1)) == (
         "NVML lists no process that uses it; "
         "open in nv-hostengine (pid 88, unit nvidia-dcgm.service), "
         "and maybe in others that cannot be seen from here"
@@ -57,21 +55,21 @@ def test_a_monitor_that_nvml_does_not_list_is_named_by_its_open_files(
 
 
 def test_a_process_that_nvml_lists_is_named_once_and_with_its_pod(
-    node: NvmlRig, proc: ProcTree
+    rig: NvmlRig, proc: ProcTree
 ) -> None:
-    node.state.add_client(node.observe().uuid, name="python3", pid=4711)
+    rig.state.add_client(rig.observe().uuid, name="python3", pid=4711)
     proc.add(4711, "/dev/nvidia0", cgroup=f"0::/kubepods/burstable/pod{UID}/1f")
-    assert refusal(proc, switching(node)) == f"in use by python3 (pid 4711, pod {UID})"
+    assert refusal(proc, switching(rig)) == f"in use by python3 (pid 4711, pod {UID})"
 
 
 def test_a_process_on_another_instance_of_the_gpu_is_not_named(
-    node: NvmlRig, proc: ProcTree
+    rig: NvmlRig, proc: ProcTree
 ) -> None:
-    gpu = node.fill("1g.5gb", "1g.5gb")
+    gpu = rig.fill("1g.5gb", "1g.5gb")
     busy, other = gpu.gpu_instances
     (uuid,) = (ci.uuid for ci in busy.compute_instances)
     assert uuid is not None
-    node.state.add_client(uuid, name="python3", pid=4711)
+    rig.state.add_client(uuid, name="python3", pid=4711)
     caps = {
         f"gi{busy.instance_id}/ci0": 31,
         f"gi{busy.instance_id}": 30,
@@ -90,13 +88,13 @@ def test_a_process_on_another_instance_of_the_gpu_is_not_named(
 
 
 def test_process_is_assigned_to_its_instance_by_capability_files(
-    tmp_path: pathlib.Path, node: NvmlRig, proc: ProcTree, monkeypatch: pytest.MonkeyPatch
+    tmp_path: pathlib.Path, rig: NvmlRig, proc: ProcTree, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The simulated library is loaded.
     monkeypatch.setattr(library, "find", lambda _roots: None)
-    gpu = node.fill("1g.5gb")
+    gpu = rig.fill("1g.5gb")
     (instance,) = gpu.gpu_instances
-    node.state.add_client(gpu.mig_uuids[0], name="dcgm", kind=states.ClientKind.MONITOR, pid=88)
+    rig.state.add_client(gpu.mig_uuids[0], name="dcgm", kind=states.ClientKind.MONITOR, pid=88)
     proc.add(88, f"{CAP}165", name="nv-hostengine")
     # The tmpfs of the legacy runtime hook.
     (proc.root / "driver/nvidia").mkdir(parents=True)
@@ -107,18 +105,18 @@ def test_process_is_assigned_to_its_instance_by_capability_files(
     assert f"open in nv-hostengine (pid 88, GPU instance {instance.instance_id})" in message
 
 
-def test_the_agent_and_its_children_are_not_named(node: NvmlRig, proc: ProcTree) -> None:
-    node.state.add_client(node.observe().uuid, name="dcgm", kind=states.ClientKind.MONITOR)
+def test_the_agent_and_its_children_are_not_named(rig: NvmlRig, proc: ProcTree) -> None:
+    rig.state.add_client(rig.observe().uuid, name="dcgm", kind=states.ClientKind.MONITOR)
     proc.add(os.getppid(), "/dev/nvidia0", name="agent")
     proc.add(os.getpid(), "/dev/nvidia0", name="worker", parent=os.getppid())
     proc.add(7_000_001, "/dev/nvidia0", name="listener", parent=os.getppid())
-    assert refusal(proc, switching(node)) == ("NVML lists no process that uses it; a monitor may")
+    assert refusal(proc, switching(rig)) == ("NVML lists no process that uses it; a monitor may")
 
 
 def test_processes_that_cannot_be_inspected_are_counted_if_none_is_found(
-    node: NvmlRig, proc: ProcTree, monkeypatch: pytest.MonkeyPatch
+    rig: NvmlRig, proc: ProcTree, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    node.state.add_client(node.observe().uuid, name="dcgm", kind=states.ClientKind.MONITOR)
+    rig.state.add_client(rig.observe().uuid, name="dcgm", kind=states.ClientKind.MONITOR)
     proc.add(88, "/dev/nvidia0")
     scandir = os.scandir
 
@@ -128,7 +126,7 @@ def test_processes_that_cannot_be_inspected_are_counted_if_none_is_found(
         return scandir(path)
 
     monkeypatch.setattr(os, "scandir", refuse)
-    assert refusal(proc, switching(node)) == (
+    assert refusal(proc, switching(rig)) == (
         "NVML lists no process that uses it; a monitor may; "
         "not allowed to look into 1 process (CAP_SYS_PTRACE)"
     )
@@ -137,38 +135,38 @@ def test_processes_that_cannot_be_inspected_are_counted_if_none_is_found(
 def test_the_module_that_can_keep_a_gpu_open_is_named_for_a_mode_change(
     boot: Boot, proc: ProcTree
 ) -> None:
-    node = boot("2xa100-sxm4-40gb")
-    gpu = node.fill("1g.5gb", index=1)
-    for uuid in (node.observe().uuid, *gpu.mig_uuids):
-        node.state.add_client(uuid, name="unseen", kind=states.ClientKind.MONITOR)
+    rig = boot("2xa100-sxm4-40gb")
+    gpu = rig.fill("1g.5gb", index=1)
+    for uuid in (rig.observe().uuid, *gpu.mig_uuids):
+        rig.state.add_client(uuid, name="unseen", kind=states.ClientKind.MONITOR)
     proc.load_modules(nvidia=2, nvidia_drm=0)
-    assert "unload nvidia_drm" in refusal(proc, switching(node))
+    assert "unload nvidia_drm" in refusal(proc, switching(rig))
     assert "nvidia_drm" not in refusal(proc, plan_of([gpu], *end_steps(gpu)))
 
 
 def test_without_a_device_number_only_processes_that_nvml_lists_are_named(
-    node: NvmlRig, proc: ProcTree
+    rig: NvmlRig, proc: ProcTree
 ) -> None:
-    node.state.add_client(node.observe().uuid, name="python3", pid=4711)
+    rig.state.add_client(rig.observe().uuid, name="python3", pid=4711)
     proc.add(88, "/dev/nvidia0")
-    plan = switching(node)
-    node.fault("nvmlDeviceGetMinorNumber", code=states.Code.NOT_SUPPORTED, count=None)
+    plan = switching(rig)
+    rig.fault("nvmlDeviceGetMinorNumber", code=states.Code.NOT_SUPPORTED, count=None)
     assert refusal(proc, plan) == "in use by python3 (pid 4711)"
 
 
 def test_a_gpu_lost_while_its_drm_nodes_are_searched_hides_no_process(
-    node: NvmlRig, proc: ProcTree
+    rig: NvmlRig, proc: ProcTree
 ) -> None:
     proc.add(90, "/dev/dri/renderD128", name="viewer")
     proc.add(91, "/dev/nvidia0", name="trainer")
-    node.fault("nvmlDeviceGetPciInfo_v3", code=states.Code.GPU_IS_LOST, count=None)
+    rig.fault("nvmlDeviceGetPciInfo_v3", code=states.Code.GPU_IS_LOST, count=None)
     inspection = processes.inspect(None, proc_root=proc.root)
     assert [[user.name for user in users] for _, users in inspection.processes] == [["trainer"]]
 
 
 def test_the_device_node_is_queried_only_to_find_processes(boot: Boot, proc: ProcTree) -> None:
-    node = boot("2xa100-sxm4-40gb")
-    node.gpus.observe()
-    assert node.calls("nvmlDeviceGetMinorNumber") == 0
+    rig = boot("2xa100-sxm4-40gb")
+    rig.gpus.observe()
+    assert rig.calls("nvmlDeviceGetMinorNumber") == 0
     nvml_gpus.NvmlGpus(clock=fakes.FakeClock(), proc_root=proc.root).observe()
-    assert node.calls("nvmlDeviceGetMinorNumber") == 2
+    assert rig.calls("nvmlDeviceGetMinorNumber") == 2

@@ -26,32 +26,32 @@ from tests.rigs.node.nvml_rig import (
 # -- instances in use -------------------------------------------------------------------------
 
 
-def test_a_step_on_an_instance_in_use_is_retried_until_it_is_idle(node: NvmlRig) -> None:
-    gpu = node.fill("1g.5gb")
-    client = node.state.add_client(gpu.mig_uuids[0], name="/usr/bin/python3")
+def test_a_step_on_an_instance_in_use_is_retried_until_it_is_idle(rig: NvmlRig) -> None:
+    gpu = rig.fill("1g.5gb")
+    client = rig.state.add_client(gpu.mig_uuids[0], name="/usr/bin/python3")
     waits: list[float] = []
 
     def leave_after_three_seconds() -> None:
-        waits.append(node.clock.now_s)
-        if node.clock.now_s > 3.0:
-            node.state.remove_client(client)
+        waits.append(rig.clock.now_s)
+        if rig.clock.now_s > 3.0:
+            rig.state.remove_client(client)
 
-    node.clock.on_wait.append(leave_after_three_seconds)
-    node.execute(*end_steps(gpu))
-    assert node.observe().gpu_instances == ()
+    rig.clock.on_wait.append(leave_after_three_seconds)
+    rig.execute(*end_steps(gpu))
+    assert rig.observe().gpu_instances == ()
     pauses = [after - before for before, after in zip([0.0, *waits], waits, strict=False)]
     assert pauses == sorted(pauses)
     assert max(pauses) <= 1.0
 
 
 def test_an_instance_that_stays_in_use_is_an_error_that_names_the_process(boot: Boot) -> None:
-    node = boot(in_use_timeout_s=10.0)
-    gpu = node.fill("1g.5gb", "2g.10gb")
+    rig = boot(in_use_timeout_s=10.0)
+    gpu = rig.fill("1g.5gb", "2g.10gb")
     first, second = gpu.gpu_instances
-    node.state.add_client(first.compute_instances[0].uuid or "", name="train.py", pid=4711)
-    node.state.add_client(second.compute_instances[0].uuid or "", name="other", pid=4712)
-    error = node.refusal(*end_steps(gpu))
-    assert 10.0 <= node.clock.now_s <= 12.0
+    rig.state.add_client(first.compute_instances[0].uuid or "", name="train.py", pid=4711)
+    rig.state.add_client(second.compute_instances[0].uuid or "", name="other", pid=4712)
+    error = rig.refusal(*end_steps(gpu))
+    assert 10.0 <= rig.clock.now_s <= 12.0
     assert error.message == (
         f"GPU 0 ({gpu.uuid}): cannot destroy compute instance 1g.5gb (instance "
         f"{first.instance_id}/0, {first.compute_instances[0].uuid}): "
@@ -65,37 +65,37 @@ def test_an_instance_that_stays_in_use_is_an_error_that_names_the_process(boot: 
 
 @pytest.mark.parametrize("spec", ["a100-sxm4-40gb", "h100-sxm5-80gb"])
 def test_a_mode_change_is_retried_until_the_gpu_is_idle(spec: str, boot: Boot) -> None:
-    node = boot(spec)
-    gpu = node.observe()
-    client = node.state.add_client(gpu.uuid, name="python3")
-    node.clock.on_wait.append(lambda: node.state.remove_client(client))
-    assert node.enable().current_mode is ON
+    rig = boot(spec)
+    gpu = rig.observe()
+    client = rig.state.add_client(gpu.uuid, name="python3")
+    rig.clock.on_wait.append(lambda: rig.state.remove_client(client))
+    assert rig.enable().current_mode is ON
 
 
 def test_an_explanation_that_several_gpus_share_is_written_once(boot: Boot) -> None:
-    node = boot("2xA100-SXM4-40GB", in_use_timeout_s=0.0)
-    gpus = node.gpus.observe()
+    rig = boot("2xA100-SXM4-40GB", in_use_timeout_s=0.0)
+    gpus = rig.gpus.observe()
     for gpu in gpus:
-        node.state.add_client(gpu.uuid, name="dcgm", kind=states.ClientKind.MONITOR)
-    error = node.refusal(*[mode_step(gpu, ON) for gpu in gpus])
+        rig.state.add_client(gpu.uuid, name="dcgm", kind=states.ClientKind.MONITOR)
+    error = rig.refusal(*[mode_step(gpu, ON) for gpu in gpus])
     assert all(gpu.uuid in error.message for gpu in gpus)
     assert error.message.count("NVML lists no process") == 1
-    assert node.clock.now_s == 0.0
+    assert rig.clock.now_s == 0.0
 
 
 def test_the_bound_on_waiting_is_for_the_gpu_and_not_for_each_step(boot: Boot) -> None:
-    node = boot(in_use_timeout_s=10.0)
-    gpu = node.fill("1g.5gb", "1g.5gb")
-    first = node.state.add_client(gpu.mig_uuids[0], name="a")
-    node.state.add_client(gpu.mig_uuids[1], name="b")
+    rig = boot(in_use_timeout_s=10.0)
+    gpu = rig.fill("1g.5gb", "1g.5gb")
+    first = rig.state.add_client(gpu.mig_uuids[0], name="a")
+    rig.state.add_client(gpu.mig_uuids[1], name="b")
 
     def leave_after_eight_seconds() -> None:
-        if node.clock.now_s > 8.0:
-            node.state.remove_client(first)
+        if rig.clock.now_s > 8.0:
+            rig.state.remove_client(first)
 
-    node.clock.on_wait.append(leave_after_eight_seconds)
-    assert "in use by b" in node.refusal(*end_steps(gpu)).message
-    assert node.clock.now_s <= 12.0
+    rig.clock.on_wait.append(leave_after_eight_seconds)
+    assert "in use by b" in rig.refusal(*end_steps(gpu)).message
+    assert rig.clock.now_s <= 12.0
 
 
 # -- mode changes without effect --------------------------------------------------------------
@@ -131,14 +131,14 @@ def test_pending_mode_is_an_error_whatever_the_activation_status(
     virtualization: model.Virtualization,
     boot: Boot,
 ) -> None:
-    node = boot(
+    rig = boot(
         options=states.Options(resets_itself=False, virtualization=virtualization),
         alterations=None if status is None else with_activation_status(status),
     )
-    error = node.refusal(mode_step(node.observe(), ON))
-    gpu = node.observe()
+    error = rig.refusal(mode_step(rig.observe(), ON))
+    gpu = rig.observe()
     assert (gpu.current_mode, gpu.pending_mode) == (OFF, ON)
-    assert node.clock.now_s == 0.0
+    assert rig.clock.now_s == 0.0
     reason, why = PENDING[virtualization]
     assert (error.reason, error.operation) == (reason, "nvmlDeviceSetMigMode")
     if status is None:
@@ -147,40 +147,40 @@ def test_pending_mode_is_an_error_whatever_the_activation_status(
 
 
 def test_an_active_mode_is_success_whatever_the_activation_status(boot: Boot) -> None:
-    node = boot(alterations=with_activation_status(pynvml.NVML_ERROR_IN_USE))
-    assert node.enable().current_mode is ON
-    assert node.clock.now_s == 0.0
+    rig = boot(alterations=with_activation_status(pynvml.NVML_ERROR_IN_USE))
+    assert rig.enable().current_mode is ON
+    assert rig.clock.now_s == 0.0
 
 
 def test_success_that_changes_nothing_is_an_error_without_a_reset(boot: Boot) -> None:
-    node = boot(alterations={"nvmlDeviceSetMigMode": lambda *_: pynvml.NVML_SUCCESS})
-    error = node.refusal(mode_step(node.observe(), ON))
+    rig = boot(alterations={"nvmlDeviceSetMigMode": lambda *_: pynvml.NVML_SUCCESS})
+    error = rig.refusal(mode_step(rig.observe(), ON))
     assert "neither active nor pending" in error.message
     assert error.reason is reasons.Reason.VERIFY_FAILED
 
 
 def test_the_error_of_a_vgpu_guest_says_that_its_host_decides(boot: Boot) -> None:
-    node = boot(options=states.Options(virtualization=model.Virtualization.VGPU))
-    error = node.refusal(mode_step(node.observe(), ON))
+    rig = boot(options=states.Options(virtualization=model.Virtualization.VGPU))
+    error = rig.refusal(mode_step(rig.observe(), ON))
     assert "up to its host" in error.message
     assert error.reason is reasons.Reason.NOT_SUPPORTED
 
 
 def test_a_gpu_that_a_mode_change_attaches_again_is_found(boot: Boot) -> None:
-    node = boot(options=states.Options(reattaches=True))
-    gpu = node.observe()
+    rig = boot(options=states.Options(reattaches=True))
+    gpu = rig.observe()
     create = gi_step(gpu, "7g.40gb")
-    node.execute(mode_step(gpu, ON), create, ci_step(create, "7g.40gb"))
-    after = node.observe()
+    rig.execute(mode_step(gpu, ON), create, ci_step(create, "7g.40gb"))
+    after = rig.observe()
     assert content(after) == ["7g.40gb@0:8"]
     assert (after.index, after.uuid) == (gpu.index, gpu.uuid)
 
 
 def test_a_pending_mode_is_withdrawn_by_asking_for_the_current_one(boot: Boot) -> None:
-    node = boot(in_use_timeout_s=0.0)
-    gpu = node.observe()
-    node.state.add_client(gpu.uuid, name="dcgm", kind=states.ClientKind.MONITOR)
-    node.refusal(mode_step(gpu, ON))
-    node.execute(mode_step(gpu, OFF))
-    gpu = node.observe()
+    rig = boot(in_use_timeout_s=0.0)
+    gpu = rig.observe()
+    rig.state.add_client(gpu.uuid, name="dcgm", kind=states.ClientKind.MONITOR)
+    rig.refusal(mode_step(gpu, ON))
+    rig.execute(mode_step(gpu, OFF))
+    gpu = rig.observe()
     assert (gpu.current_mode, gpu.pending_mode) == (OFF, OFF)

@@ -24,7 +24,7 @@ from mig_manager.sandbox.driver import states
 from testkit import nvml_faults
 from tests.rigs.driver import alterations
 from tests.rigs.node import nvml_rig
-from tests.rigs.node.nvml_rig import rig
+from tests.rigs.node.nvml_rig import booted
 
 ADAPTER = pathlib.Path(survey.__file__).parent
 EVERY = tuple(p.key for p in hardware.products().values() if not p.not_simulatable)
@@ -37,11 +37,11 @@ def report() -> Any:
 
 
 @pytest.fixture
-def node(tmp_path: pathlib.Path) -> Iterator[nvml_rig.NvmlRig]:
+def rig(tmp_path: pathlib.Path) -> Iterator[nvml_rig.NvmlRig]:
     """Return a node with two A100; the first has three instances."""
-    with rig(tmp_path / "node", "2xA100-SXM4-40GB") as nvml_node:
-        nvml_node.fill("3g.20gb", "2g.10gb", "1g.5gb")
-        yield nvml_node
+    with booted(tmp_path / "node", "2xA100-SXM4-40GB") as rig:
+        rig.fill("3g.20gb", "2g.10gb", "1g.5gb")
+        yield rig
 
 
 def _filling(gpu: model.Gpu) -> Iterator[steps.Step]:
@@ -57,11 +57,11 @@ def test_the_survey_finds_no_difference_on_a_simulated_product(
     tmp_path: pathlib.Path, first: int, mode: model.MigMode
 ) -> None:
     keys = EVERY[first : first + 16]
-    with rig(tmp_path / "node", "+".join(keys)) as nvml_node:
-        gpus = [gpu for gpu in nvml_node.gpus.observe() if gpu.is_mig_capable]
+    with booted(tmp_path / "node", "+".join(keys)) as rig:
+        gpus = [gpu for gpu in rig.gpus.observe() if gpu.is_mig_capable]
         if mode is model.MigMode.ENABLED:
-            nvml_node.execute(*(nvml_rig.mode_step(gpu, mode) for gpu in gpus))
-            nvml_node.execute(*(step for gpu in gpus for step in _filling(gpu)))
+            rig.execute(*(nvml_rig.mode_step(gpu, mode) for gpu in gpus))
+            rig.execute(*(step for gpu in gpus for step in _filling(gpu)))
         answer = report()
 
     assert answer["differences"] == []
@@ -70,7 +70,7 @@ def test_the_survey_finds_no_difference_on_a_simulated_product(
 
 
 @pytest.mark.slow
-def test_every_function_of_the_adapter_is_called_or_explained(node: nvml_rig.NvmlRig) -> None:
+def test_every_function_of_the_adapter_is_called_or_explained(rig: nvml_rig.NvmlRig) -> None:
     used = {
         each.attr
         for path in ADAPTER.glob("*.py")
@@ -81,7 +81,7 @@ def test_every_function_of_the_adapter_is_called_or_explained(node: nvml_rig.Nvm
         and each.value.id == "pynvml"
         and callable(getattr(pynvml, each.attr))
     }
-    node.state.add_client(node.observe(1).uuid, name="trainer")
+    rig.state.add_client(rig.observe(1).uuid, name="trainer")
 
     answer = report()
 
@@ -97,13 +97,13 @@ def test_every_function_of_the_adapter_is_called_or_explained(node: nvml_rig.Nvm
 @settings(max_examples=5, deadline=None)
 def test_the_file_identifies_no_machine(tmp_path_factory: Any, seed: str) -> None:
     path = tmp_path_factory.mktemp("node") / "node"
-    with rig(path, "2xA100-SXM4-40GB", options=states.Options(seed=seed)) as nvml_node:
-        nvml_node.fill("3g.20gb", "1g.5gb")
-        nvml_node.state.add_client(nvml_node.observe(1).uuid, name="/home/someone/secret-trainer")
+    with booted(path, "2xA100-SXM4-40GB", options=states.Options(seed=seed)) as rig:
+        rig.fill("3g.20gb", "1g.5gb")
+        rig.state.add_client(rig.observe(1).uuid, name="/home/someone/secret-trainer")
         text = json.dumps(acceptance_report.report(survey.survey(None), timeout_s=TIMEOUT_S))
-        gpus = nvml_node.gpus.observe()
+        gpus = rig.gpus.observe()
         secrets = {"secret-trainer", "someone"}
-        for gpu, board in zip(gpus, nvml_node.state.boards, strict=True):
+        for gpu, board in zip(gpus, rig.state.boards, strict=True):
             secrets |= {gpu.uuid, *gpu.mig_uuids, gpu.pci_address, str(board.serial_number)}
 
     lower = text.lower()
@@ -170,13 +170,13 @@ PRODUCTS: dict[str, tuple[Callable[[Any], object], set[str]]] = {
 def subjects_by_product(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
     """Return the subjects that are named for each GPU of a driver with other products."""
     folder = tmp_path_factory.mktemp("node")
-    with rig(folder / "source"):
+    with booted(folder / "source"):
         (row,) = captured.rows(json_text.in_camel_case(report()))
     rows = [copy.deepcopy(row) for _ in PRODUCTS]
     for product, (plant, _) in zip(rows, PRODUCTS.values(), strict=True):
         plant(product)
-    with rig(folder / "node", json.dumps(rows)) as nvml_node:
-        nvml_node.fill("3g.20gb", index=[*PRODUCTS].index("another pack of compute instances"))
+    with booted(folder / "node", json.dumps(rows)) as rig:
+        rig.fill("3g.20gb", index=[*PRODUCTS].index("another pack of compute instances"))
         answer = report()
     assert all(each["consequence"] for each in answer["differences"])
     return {
@@ -212,8 +212,8 @@ def test_another_behaviour_of_the_driver_is_named(
     subject: str,
     what: str,
 ) -> None:
-    with rig(tmp_path / "node", alterations=altered) as nvml_node:
-        nvml_node.fill("3g.20gb", "2g.10gb", "1g.5gb")
+    with booted(tmp_path / "node", alterations=altered) as rig:
+        rig.fill("3g.20gb", "2g.10gb", "1g.5gb")
         answer = report()
 
     assert (subject, what) in {(each["subject"], each["what"]) for each in answer["differences"]}
@@ -230,14 +230,14 @@ def test_another_behaviour_of_the_driver_is_named(
 def test_another_setup_of_the_machine_is_named(
     tmp_path: pathlib.Path, options: states.Options, subject: str
 ) -> None:
-    with rig(tmp_path / "node", options=options):
+    with booted(tmp_path / "node", options=options):
         answer = report()
 
     assert subject in {each["subject"] for each in answer["differences"]}
 
 
 def test_a_registered_fabric_is_captured_but_not_a_difference(tmp_path: pathlib.Path) -> None:
-    with rig(tmp_path / "node", options=states.Options(fabric_state=3)):
+    with booted(tmp_path / "node", options=states.Options(fabric_state=3)):
         answer = report()
 
     assert answer["differences"] == []
@@ -264,9 +264,9 @@ ANSWERS = [
     [*ANSWERS[:2], *(pytest.param(*each, marks=pytest.mark.slow) for each in ANSWERS[2:])],
 )
 def test_another_answer_of_the_driver_is_named(
-    node: nvml_rig.NvmlRig, function: str, code: int, subject: str, effect: str
+    rig: nvml_rig.NvmlRig, function: str, code: int, subject: str, effect: str
 ) -> None:
-    node.fault(function, code=code, count=None)
+    rig.fault(function, code=code, count=None)
 
     answer = report()
 
@@ -275,9 +275,9 @@ def test_another_answer_of_the_driver_is_named(
 
 
 def test_an_unknown_product_is_named(tmp_path: pathlib.Path) -> None:
-    with rig(tmp_path / "source"):
+    with booted(tmp_path / "source"):
         (row,) = captured.rows(json_text.in_camel_case(report()))
-    with rig(tmp_path / "node", json.dumps([{**row, "pci": ["0x12345678"]}])):
+    with booted(tmp_path / "node", json.dumps([{**row, "pci": ["0x12345678"]}])):
         (difference,) = report()["differences"]
 
     assert (difference["subject"], difference["effect"]) == ("product", "simulation")

@@ -26,7 +26,7 @@ class WorkerNode:
 
     def __init__(self, folder: pathlib.Path, spec: str) -> None:
         self.proc = proc_tree.ProcTree(folder / "proc")
-        with nvml_rig.rig(folder / "state", spec) as rig:
+        with nvml_rig.booted(folder / "state", spec) as rig:
             self.before = rig.fill("1g.5gb", "3g.20gb")
         self.state = nvml_faults.SharedState(folder / "state")
         self._start = self.state.read()

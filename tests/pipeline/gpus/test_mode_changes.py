@@ -41,7 +41,7 @@ ONLY_BY_TOOL = states.Options(resets_itself=False)
 VIRTUAL = states.Options(virtualization=model.Virtualization.PASSTHROUGH)
 
 
-class ModeNode(simulated_rig.SimulatedRig):
+class ModeRig(simulated_rig.SimulatedRig):
     """A node that can be rebooted, and reset by the real adapter; implements that port."""
 
     def __init__(self, folder: pathlib.Path, spec: str, options: states.Options) -> None:
@@ -142,13 +142,13 @@ class ModeNode(simulated_rig.SimulatedRig):
         self.state.add_fault(fault)
 
 
-Boot = Callable[..., ModeNode]
+Boot = Callable[..., ModeRig]
 
 
 @pytest.fixture
 def boot(tmp_path: pathlib.Path) -> Iterator[Boot]:
-    def start(spec: str = "2xa100-sxm4-40gb", options: states.Options | None = None) -> ModeNode:
-        return ModeNode(tmp_path, spec, options or states.Options())
+    def start(spec: str = "2xa100-sxm4-40gb", options: states.Options | None = None) -> ModeRig:
+        return ModeRig(tmp_path, spec, options or states.Options())
 
     with contextlib.ExitStack() as stack:
         stack.callback(simulated_nvml.load, None)
@@ -156,34 +156,34 @@ def boot(tmp_path: pathlib.Path) -> Iterator[Boot]:
 
 
 def test_a_gpu_whose_mode_waits_is_reset_and_its_neighbour_is_not(boot: Boot) -> None:
-    node = boot(options=ONLY_BY_TOOL)
+    rig = boot(options=ONLY_BY_TOOL)
 
-    node.run_to("second", Reason.APPLIED)
+    rig.run_to("second", Reason.APPLIED)
 
-    assert node.asked_to_reset == [[1]]
-    assert node.attachments == [0, 1]
-    assert len(node.observe()[1].mig_uuids) == 2
+    assert rig.asked_to_reset == [[1]]
+    assert rig.attachments == [0, 1]
+    assert len(rig.observe()[1].mig_uuids) == 2
 
 
 @pytest.mark.slow
 def test_a_mode_that_was_already_pending_is_activated(boot: Boot) -> None:
-    node = boot(options=VIRTUAL)
-    assert node.run_agent("all").reason is Reason.REBOOT_REQUIRED
-    node.state.set_options(ONLY_BY_TOOL)
+    rig = boot(options=VIRTUAL)
+    assert rig.run_agent("all").reason is Reason.REBOOT_REQUIRED
+    rig.state.set_options(ONLY_BY_TOOL)
 
-    assert node.run_agent("all").state is model.State.SUCCESS
-    assert node.attachments == [1, 1]
+    assert rig.run_agent("all").state is model.State.SUCCESS
+    assert rig.attachments == [1, 1]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("reattaches", [True, False])
 def test_reset_switches_mig_on_and_off(boot: Boot, *, reattaches: bool) -> None:
-    node = boot(options=dataclasses.replace(ONLY_BY_TOOL, reattaches=reattaches))
+    rig = boot(options=dataclasses.replace(ONLY_BY_TOOL, reattaches=reattaches))
 
-    assert node.run_agent("all").state is model.State.SUCCESS
-    assert node.run_agent("none").state is model.State.SUCCESS
-    assert node.modes == [(False, False)] * 2
-    assert node.attachments == [2, 2]
+    assert rig.run_agent("all").state is model.State.SUCCESS
+    assert rig.run_agent("none").state is model.State.SUCCESS
+    assert rig.modes == [(False, False)] * 2
+    assert rig.attachments == [2, 2]
 
 
 MONITOR = ("/bin/dcgm", states.ClientKind.MONITOR)
@@ -217,150 +217,148 @@ def test_mode_change_waits_for_gpu_clients_but_not_for_persistence(
     asked_to_reset: list[list[int]],
     boot: Boot,
 ) -> None:
-    node = boot(options=options)
-    node.host.may_reboot = True
+    rig = boot(options=options)
+    rig.host.may_reboot = True
     for kind in persistence:
-        node.open_second_gpu("nvidia-persistenced", kind)
-    opened = node.open_second_gpu(*client)
+        rig.open_second_gpu("nvidia-persistenced", kind)
+    opened = rig.open_second_gpu(*client)
 
-    node.run_to("second", Reason.IN_USE, message)
-    node.assert_unchanged()
+    rig.run_to("second", Reason.IN_USE, message)
+    rig.assert_unchanged()
 
-    node.asked_to_reset.clear()
-    node.state.remove_client(opened)
-    node.run_to("second", Reason.APPLIED)
-    assert (node.asked_to_reset, node.attachments[0]) == (asked_to_reset, 0)
-    remaining = node.state.read().clients_of(node.state.boards[1].uuid)
+    rig.asked_to_reset.clear()
+    rig.state.remove_client(opened)
+    rig.run_to("second", Reason.APPLIED)
+    assert (rig.asked_to_reset, rig.attachments[0]) == (asked_to_reset, 0)
+    remaining = rig.state.read().clients_of(rig.state.boards[1].uuid)
     assert [each.kind for each in remaining] == persistence
 
 
 def test_mode_change_waits_for_a_process_that_starts_before_the_reset(boot: Boot) -> None:
-    node = boot(options=ONLY_BY_TOOL)
+    rig = boot(options=ONLY_BY_TOOL)
     # A reboot would be the next thing to try.
-    node.host.may_reboot = False
+    rig.host.may_reboot = False
     late: list[states.Client] = []
-    node.before_reset = lambda: late.extend([] if late else [node.open_second_gpu("/bin/late")])
+    rig.before_reset = lambda: late.extend([] if late else [rig.open_second_gpu("/bin/late")])
 
-    node.run_to("second", Reason.IN_USE, "late (pid 4711)")
-    node.assert_unchanged()
+    rig.run_to("second", Reason.IN_USE, "late (pid 4711)")
+    rig.assert_unchanged()
 
-    node.asked_to_reset.clear()
-    node.state.remove_client(*late)
-    node.run_to("second", Reason.APPLIED)
-    assert (node.asked_to_reset, node.attachments[0]) == ([[1]], 0)
+    rig.asked_to_reset.clear()
+    rig.state.remove_client(*late)
+    rig.run_to("second", Reason.APPLIED)
+    assert (rig.asked_to_reset, rig.attachments[0]) == ([[1]], 0)
 
 
 @pytest.mark.slow
 def test_linked_gpus_are_reset_only_together(boot: Boot) -> None:
-    node = boot(options=dataclasses.replace(ONLY_BY_TOOL, linked_gpus=((0, 1),)))
+    rig = boot(options=dataclasses.replace(ONLY_BY_TOOL, linked_gpus=((0, 1),)))
 
     why = "can only be reset together with 00000000:07:00.0"
-    node.run_to("second", Reason.RESET_REQUIRED, why)
-    assert node.attachments == [0, 0]
+    rig.run_to("second", Reason.RESET_REQUIRED, why)
+    assert rig.attachments == [0, 0]
 
-    node.run_to("all", Reason.APPLIED)
-    assert node.attachments == [1, 1]
+    rig.run_to("all", Reason.APPLIED)
+    assert rig.attachments == [1, 1]
 
 
 def test_a_faulty_gpu_neither_reboots_the_node_nor_evicts_a_pod(boot: Boot) -> None:
-    node = boot()
-    node.run_to("all", Reason.APPLIED)
-    node.host.may_reboot = True
-    node.break_calls("nvmlDeviceGetHandleBy*", first=2)
-    before = set(node.pods)
+    rig = boot()
+    rig.run_to("all", Reason.APPLIED)
+    rig.host.may_reboot = True
+    rig.break_calls("nvmlDeviceGetHandleBy*", first=2)
+    before = set(rig.pods)
 
-    node.run_agent("all")
+    rig.run_agent("all")
 
-    assert node.host.reboots == 0
-    assert before <= set(node.pods)
-    ends.assert_restored(node)
+    assert rig.host.reboots == 0
+    assert before <= set(rig.pods)
+    ends.assert_restored(rig)
 
 
 def test_creation_that_a_faulty_gpu_refuses_is_not_retried(boot: Boot) -> None:
-    node = boot()
-    node.host.may_reboot = True
-    node.break_calls("nvmlDeviceCreateGpuInstance*", gpu=1)
+    rig = boot()
+    rig.host.may_reboot = True
+    rig.break_calls("nvmlDeviceCreateGpuInstance*", gpu=1)
 
-    outcome = node.run_agent("second")
+    outcome = rig.run_agent("second")
 
     assert outcome.reason is Reason.GPU_NEEDS_RESET
     assert not outcome.should_retry
     assert "cannot create GPU instance 3g.20gb" in outcome.message
     assert "every step succeeded" not in outcome.message
-    assert (node.asked_to_reset, node.host.reboots) == ([], 0)
-    ends.assert_restored(node)
+    assert (rig.asked_to_reset, rig.host.reboots) == ([], 0)
+    ends.assert_restored(rig)
 
 
 def test_a_virtual_machine_reboots_once_if_allowed_and_gets_its_layout(boot: Boot) -> None:
-    node = boot(options=VIRTUAL)
+    rig = boot(options=VIRTUAL)
 
     why = "passed through to this virtual machine"
-    node.run_to("all", Reason.REBOOT_REQUIRED, why)
-    assert node.asked_to_reset == []
-    assert node.modes == [(False, True)] * 2
+    rig.run_to("all", Reason.REBOOT_REQUIRED, why)
+    assert rig.asked_to_reset == []
+    assert rig.modes == [(False, True)] * 2
 
-    node.host.may_reboot = True
-    node.go_down("all")
+    rig.host.may_reboot = True
+    rig.go_down("all")
 
-    assert node.node_object.labels[well_known.STATE_LABEL] == "rebooting"
-    node.run_to("all", Reason.APPLIED)
-    assert (node.asked_to_reset, node.host.reboots) == ([], 1)
-    assert all(len(gpu.mig_uuids) == 2 for gpu in node.observe())
+    assert rig.node_object.labels[well_known.STATE_LABEL] == "rebooting"
+    rig.run_to("all", Reason.APPLIED)
+    assert (rig.asked_to_reset, rig.host.reboots) == ([], 1)
+    assert all(len(gpu.mig_uuids) == 2 for gpu in rig.observe())
 
 
 def test_a_reboot_that_did_not_bring_the_mode_is_never_followed_by_another(boot: Boot) -> None:
-    node = boot(options=VIRTUAL)
-    node.host.may_reboot = True
-    node.go_down("all")
+    rig = boot(options=VIRTUAL)
+    rig.host.may_reboot = True
+    rig.go_down("all")
     # Some hypervisors keep the GPU as it was until the machine is stopped and started.
     stuck = tuple(
         dataclasses.replace(gpu, is_enabled=False, is_pending=False)
-        for gpu in node.state.read().gpus
+        for gpu in rig.state.read().gpus
     )
-    node.state.update(lambda now: dataclasses.replace(now, gpus=stuck))
+    rig.state.update(lambda now: dataclasses.replace(now, gpus=stuck))
 
     for _ in range(3):
-        node.run_to("all", Reason.REBOOT_REQUIRED)
-        assert node.host.reboots == 1
+        rig.run_to("all", Reason.REBOOT_REQUIRED)
+        assert rig.host.reboots == 1
 
 
 @pytest.mark.slow
 def test_machine_that_cannot_reset_its_gpus_reboots_if_allowed(boot: Boot) -> None:
-    node = boot(options=ONLY_BY_TOOL)
-    node.host.may_reboot = True
+    rig = boot(options=ONLY_BY_TOOL)
+    rig.host.may_reboot = True
     # The driver does not report that this is a virtual machine; nvidia-smi refuses all the same.
-    node.before_reset = lambda: node.state.set_options(VIRTUAL)
+    rig.before_reset = lambda: rig.state.set_options(VIRTUAL)
 
-    node.go_down("second")
+    rig.go_down("second")
 
-    assert node.asked_to_reset == [[1]]
-    assert node.run_agent("second").state is model.State.SUCCESS
-    assert node.host.reboots == 1
+    assert rig.asked_to_reset == [[1]]
+    assert rig.run_agent("second").state is model.State.SUCCESS
+    assert rig.host.reboots == 1
 
 
 def test_a_vgpu_guest_is_refused_before_any_pod_is_evicted(boot: Boot) -> None:
-    node = boot(options=states.Options(virtualization=model.Virtualization.VGPU))
-    node.occupy()
-    pods = dict(node.pods)
+    rig = boot(options=states.Options(virtualization=model.Virtualization.VGPU))
+    rig.occupy()
+    pods = dict(rig.pods)
 
-    node.run_to("all", Reason.NOT_SUPPORTED, "only its host can partition it")
+    rig.run_to("all", Reason.NOT_SUPPORTED, "only its host can partition it")
 
-    assert node.pods == pods
+    assert rig.pods == pods
 
 
 def test_a_change_on_a_vgpu_host_ends_with_what_its_virtual_machines_need(boot: Boot) -> None:
-    node = boot(options=states.Options(virtualization=model.Virtualization.HOST))
+    rig = boot(options=states.Options(virtualization=model.Virtualization.HOST))
 
-    node.run_to(
-        "all", Reason.APPLIED, "('sriov-manage -e ADDRESS' for 0000:07:00.0, 0000:0f:00.0)"
-    )
+    rig.run_to("all", Reason.APPLIED, "('sriov-manage -e ADDRESS' for 0000:07:00.0, 0000:0f:00.0)")
 
 
 def test_failure_on_a_vgpu_host_names_virtual_machines_as_users(boot: Boot) -> None:
-    node = boot(options=states.Options(virtualization=model.Virtualization.HOST))
-    node.state.add_client(node.state.boards[0].uuid, name="nvidia-vgpu-mgr", pid=4711)
+    rig = boot(options=states.Options(virtualization=model.Virtualization.HOST))
+    rig.state.add_client(rig.state.boards[0].uuid, name="nvidia-vgpu-mgr", pid=4711)
 
-    node.run_to("all", Reason.IN_USE, "stop the machines with vGPUs")
+    rig.run_to("all", Reason.IN_USE, "stop the machines with vGPUs")
 
 
 @pytest.mark.parametrize(
@@ -371,19 +369,19 @@ def test_failure_on_a_vgpu_host_names_virtual_machines_as_users(boot: Boot) -> N
 def test_a_layout_is_back_after_a_reboot_that_keeps_or_loses_the_mode(
     spec: str, layout: str, boot: Boot, *, is_kept: bool
 ) -> None:
-    node = boot(spec)
-    node.host.may_reboot = True
-    assert node.run_agent(layout).state is model.State.SUCCESS
-    before = [[gi.placement for gi in gpu.gpu_instances] for gpu in node.observe()]
-    node.restart()
-    assert node.modes == [(is_kept, is_kept)] * 2
-    resets = node.attachments
+    rig = boot(spec)
+    rig.host.may_reboot = True
+    assert rig.run_agent(layout).state is model.State.SUCCESS
+    before = [[gi.placement for gi in gpu.gpu_instances] for gpu in rig.observe()]
+    rig.restart()
+    assert rig.modes == [(is_kept, is_kept)] * 2
+    resets = rig.attachments
 
-    assert node.run_agent(layout).state is model.State.SUCCESS
+    assert rig.run_agent(layout).state is model.State.SUCCESS
 
-    assert [[gi.placement for gi in gpu.gpu_instances] for gpu in node.observe()] == before
-    assert (node.asked_to_reset, node.host.reboots) == ([], 0)
-    assert (node.attachments == resets) is is_kept
+    assert [[gi.placement for gi in gpu.gpu_instances] for gpu in rig.observe()] == before
+    assert (rig.asked_to_reset, rig.host.reboots) == ([], 0)
+    assert (rig.attachments == resets) is is_kept
 
 
 @pytest.mark.parametrize(
@@ -401,23 +399,23 @@ def test_a_layout_is_back_after_a_reboot_that_keeps_or_loses_the_mode(
 def test_mode_change_of_one_gpu_leaves_the_other_seven_alone(
     before: str, after: str, spec: str, options: states.Options, boot: Boot
 ) -> None:
-    node = boot(spec)
-    assert node.run_agent(before).state is model.State.SUCCESS
-    node.occupy()
-    node.asked_to_reset.clear()
-    node.state.set_options(options)
-    node.state.log_calls()
-    fourth = frozenset({node.observe()[3].uuid, *node.observe()[3].mig_uuids})
-    others = node.others(3)
-    staying = {uid for uid, devices in node.kubelet.devices_by_pod.items() if not devices & fourth}
-    clients = [client for client in node.state.read().clients if client.gpu_uuid not in fourth]
+    rig = boot(spec)
+    assert rig.run_agent(before).state is model.State.SUCCESS
+    rig.occupy()
+    rig.asked_to_reset.clear()
+    rig.state.set_options(options)
+    rig.state.log_calls()
+    fourth = frozenset({rig.observe()[3].uuid, *rig.observe()[3].mig_uuids})
+    others = rig.others(3)
+    staying = {uid for uid, devices in rig.kubelet.devices_by_pod.items() if not devices & fourth}
+    clients = [client for client in rig.state.read().clients if client.gpu_uuid not in fourth]
 
-    node.run_to(after, Reason.APPLIED)
+    rig.run_to(after, Reason.APPLIED)
 
-    assert node.others(3) == others
+    assert rig.others(3) == others
     assert len(staying) == 14
-    assert staying == node.kubelet.devices_by_pod.keys() & staying & node.pods.keys()
-    assert list(node.state.read().clients) == clients
-    calls = nvml_faults.read_calls(node.state.path)
+    assert staying == rig.kubelet.devices_by_pod.keys() & staying & rig.pods.keys()
+    assert list(rig.state.read().clients) == clients
+    calls = nvml_faults.read_calls(rig.state.path)
     assert {call.gpu for call in calls if call.function in nvml_codes.CHANGES} == {3}
-    assert node.asked_to_reset == ([[3]] if options is ONLY_BY_TOOL else [])
+    assert rig.asked_to_reset == ([[3]] if options is ONLY_BY_TOOL else [])

@@ -42,7 +42,7 @@ LAYOUTS_TEXT = layout_table.render(
 LAYOUTS = config.parse(LAYOUTS_TEXT, source="layouts.yaml")
 
 
-class LocalNode(node_rig.NodeRig):
+class LocalRig(node_rig.NodeRig):
     """A node whose process can be killed at any step, with its lock, journal and messages."""
 
     def __init__(
@@ -159,7 +159,7 @@ class LocalNode(node_rig.NodeRig):
 
     def set_up(self, name: str) -> None:
         """Apply a layout as another program does, beside the journal."""
-        other = LocalNode("off", document=self.layouts)
+        other = LocalRig("off", document=self.layouts)
         other.gpus = self.gpus
         other.change_to(name)
         self.gpus = other.gpus
@@ -190,7 +190,7 @@ PROFILES = {
 """Two profiles of GPUs whose MIG mode survives a reboot, and of others."""
 
 
-class BootNode(LocalNode):
+class BootRig(LocalRig):
     """A machine with a verified layout that can be rebooted."""
 
     def __init__(self, product: str = "A100-SXM4-40GB") -> None:

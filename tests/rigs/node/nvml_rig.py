@@ -1,6 +1,6 @@
 """A simulated NVML under the real binding, and short names for what tests do with it.
 
-Through our adapter (``Rig``), or through the binding alone (``Start``).
+Through our adapter (``NvmlRig``), or through the binding alone (``Start``).
 """
 
 import contextlib
@@ -74,13 +74,13 @@ class NvmlRig:
         return self.library.counts[function]
 
 
-Boot = Callable[..., NvmlRig]  # starts a node, as ``rig`` does
+Boot = Callable[..., NvmlRig]  # boots a node, as ``booted`` does
 Start = Callable[..., nvml_faults.CountingLibrary]
 """Starts a node with these options and opens NVML on it."""
 
 
 @contextlib.contextmanager
-def rig(
+def booted(
     path: pathlib.Path,
     spec: str = "a100-sxm4-40gb",
     *,
@@ -103,9 +103,9 @@ def rig(
 def nvml_session(
     path: pathlib.Path, spec: str = "A100-SXM4-40GB", **options: Any
 ) -> Iterator[nvml_faults.CountingLibrary]:
-    with rig(path, spec, options=states.Options(**options)) as node:
+    with booted(path, spec, options=states.Options(**options)) as rig:
         pynvml.nvmlInit()
-        yield node.library
+        yield rig.library
 
 
 def plan_of(gpus: Sequence[model.Gpu], *ordered: steps.Step) -> steps.Plan:
