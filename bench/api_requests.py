@@ -16,7 +16,7 @@ from typing import Any
 from mig_manager.adapters.host import process
 from mig_manager.catalogue import hardware
 from mig_manager.core.layout import config
-from mig_manager.core.node import well_known
+from mig_manager.core.objects import well_known
 from mig_manager.sandbox import demo_layouts, stages, stories
 from mig_manager.sandbox.driver import states
 from testkit import apiserver

@@ -23,7 +23,7 @@ import urllib3
 from mig_manager.adapters.host import log, process
 from mig_manager.adapters.kubernetes import api
 from mig_manager.core import model
-from mig_manager.core.node import well_known
+from mig_manager.core.objects import well_known
 from tests.fleet import agents
 from tests.rigs import waiting
 from tests.rigs.cluster import envtest

@@ -30,7 +30,8 @@ from typing import Any
 from bench import planning
 from mig_manager.catalogue import hardware
 from mig_manager.core import model, profile_name
-from mig_manager.core.node import resources, well_known
+from mig_manager.core.node.devices import resources
+from mig_manager.core.objects import well_known
 from mig_manager.core.partitioning import decider, demand
 from mig_manager.core.partitioning.batch import arrivals
 from mig_manager.core.partitioning.decision import decisions, past_decisions

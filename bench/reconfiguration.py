@@ -19,7 +19,7 @@ import time
 from bench import transitions
 from mig_manager.core import model
 from mig_manager.core.layout import config, selection
-from mig_manager.core.node import well_known
+from mig_manager.core.objects import well_known
 from mig_manager.core.planner import planner
 from mig_manager.sandbox import stages
 from mig_manager.sandbox.driver import states

@@ -18,7 +18,7 @@ from bench import partitioner_scale
 from mig_manager.core import model
 from mig_manager.core.fleet import fleet_nodes, goals, marks, rollout
 from mig_manager.core.layout import layout_list, served
-from mig_manager.core.node import well_known
+from mig_manager.core.objects import well_known
 from mig_manager.core.records import inventory_codec
 
 _FORMER, _LAYOUT = "all-balanced", "all-1g.5gb"

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from mig_manager.catalogue import hardware
 from mig_manager.core import model, profile_name
 from mig_manager.core.layout import generator
-from mig_manager.core.node import resources
+from mig_manager.core.node.devices import resources
 from mig_manager.core.partitioning import demand
 from mig_manager.core.partitioning.nodes import partitioned
 from mig_manager.partitioner.replay import simulated_cluster, simulated_node

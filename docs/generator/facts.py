@@ -9,7 +9,7 @@ import prometheus_client
 
 import mig_manager
 from mig_manager.agent.reports import metrics
-from mig_manager.core.node import well_known
+from mig_manager.core.objects import well_known
 from mig_manager.partitioner import metrics as partitioner
 
 PACKAGE = pathlib.Path(mig_manager.__file__).parent

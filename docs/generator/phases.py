@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from mig_manager import errors, reasons
 from mig_manager.core import model
 from mig_manager.core.fleet import slots
-from mig_manager.core.node import well_known
+from mig_manager.core.objects import well_known
 from tests.pipeline import swept_changes
 from tests.rigs.node import agents, fakes, node_rig, nodes, strikes
 

@@ -19,7 +19,7 @@ from mig_manager.core.display import bar
 from mig_manager.core.fleet import fleet_nodes, node_reports, overview
 from mig_manager.core.layout import config as layouts
 from mig_manager.core.layout import served
-from mig_manager.core.node import pod_object, well_known
+from mig_manager.core.objects import pod_object, well_known
 from mig_manager.core.records import inventory_codec
 
 _TIME = re.compile(r"\d+\.\d\d s")

@@ -15,7 +15,8 @@ from mig_manager.adapters import rest
 from mig_manager.core import messages
 from mig_manager.core.fleet import fleet_nodes, node_moments, node_reports
 from mig_manager.core.layout import config, layout_documents
-from mig_manager.core.node import api_values, device_classes, pod_object, well_known
+from mig_manager.core.node.devices import device_classes
+from mig_manager.core.objects import api_values, pod_object, well_known
 
 _NODES = "/api/v1/nodes"
 _PODS = "/api/v1/pods"

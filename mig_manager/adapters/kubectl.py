@@ -14,7 +14,7 @@ from typing import IO, Any
 from mig_manager import errors, reasons
 from mig_manager.core import messages
 from mig_manager.core.files import json_text
-from mig_manager.core.node import node_object
+from mig_manager.core.objects import node_object
 
 _PROGRAMS = ("kubectl", "oc")
 """``oc`` of OpenShift runs kubectl plugins too, and has the same options."""

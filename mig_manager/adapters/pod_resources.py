@@ -20,7 +20,8 @@ from typing import Any
 from mig_manager import errors
 from mig_manager.adapters import lean_imports
 from mig_manager.adapters.host import subprocesses
-from mig_manager.core.node import pod_object, resources, well_known
+from mig_manager.core.node.devices import resources
+from mig_manager.core.objects import pod_object, well_known
 
 _MAX_ANSWER_BYTES = 16 << 20
 """Bytes; gRPC's default of 4 MiB is too small for a node full of pods with many devices."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
 from mig_manager import errors, reasons
-from mig_manager.core.node import api_values
+from mig_manager.core.objects import api_values
 
 _PAGE = 500
 _MAX_PAGES = 1000

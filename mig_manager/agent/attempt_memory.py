@@ -5,7 +5,7 @@ import math
 from collections.abc import Iterable
 
 from mig_manager.agent import successors
-from mig_manager.core.node import pod_object
+from mig_manager.core.objects import pod_object
 
 _REFUSAL_PAUSE_S = 10.0
 

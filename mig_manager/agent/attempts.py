@@ -9,7 +9,7 @@ from mig_manager import reasons
 from mig_manager.agent import layout_request, node_context, outcomes, run_recorder
 from mig_manager.change import change_recorder, hook_points, plan_executor, transaction
 from mig_manager.core import messages, ports, timing
-from mig_manager.core.node import pod_object
+from mig_manager.core.objects import pod_object
 from mig_manager.core.records import journals, node_entries, requests, run_status
 
 _Problem = TypeVar("_Problem")

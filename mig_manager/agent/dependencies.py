@@ -20,7 +20,7 @@ from mig_manager.adapters.nvml import worker_client
 from mig_manager.agent import agent_settings
 from mig_manager.core import ports, timing
 from mig_manager.core.files import service_files
-from mig_manager.core.node import client_table
+from mig_manager.core.node.daemons import client_table
 from mig_manager.core.settings import host_settings
 
 _MOUNTS = pathlib.Path("/proc/self/mountinfo")

@@ -9,7 +9,7 @@ from mig_manager import errors, reasons
 from mig_manager.agent import attempts, drift_checks, drift_verdicts, outcomes
 from mig_manager.agent.pods import device_plugin, device_usage, schedulability, withdrawing
 from mig_manager.core import model
-from mig_manager.core.node import node_object
+from mig_manager.core.objects import node_object
 from mig_manager.core.records import node_entries, readiness
 
 _DRIVER_AWAY = (reasons.Reason.DRIVER_NOT_LOADED, reasons.Reason.DRIVER_LIBRARY_MISMATCH)

@@ -8,7 +8,8 @@ from typing import Self
 from mig_manager import reasons
 from mig_manager.agent import drift_checks, outcomes
 from mig_manager.core import model
-from mig_manager.core.node import device_ids, node_object, schedulable
+from mig_manager.core.node.devices import device_ids, schedulable
+from mig_manager.core.objects import node_object
 from mig_manager.core.records import applied_gpus
 
 _MAX_FAILED_CHECKS = 3  # failed checks in a row before unknown readiness is published

@@ -8,7 +8,7 @@ from mig_manager import errors
 from mig_manager.agent import node_context
 from mig_manager.agent.pods import device_usage
 from mig_manager.core import messages, model, ports
-from mig_manager.core.node import node_object, well_known
+from mig_manager.core.objects import node_object, well_known
 from mig_manager.core.records import (
     host_copy,
     inferred_requests,

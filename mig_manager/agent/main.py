@@ -15,7 +15,7 @@ from mig_manager.adapters.nvml import event_listener
 from mig_manager.agent import agent_settings, dependencies, intake, loop, reconcile
 from mig_manager.core import liveness, ports
 from mig_manager.core.layout import custom_layouts
-from mig_manager.core.node import node_object, well_known
+from mig_manager.core.objects import node_object, well_known
 
 _LAST_EVENTS_S = 5.0  # how long a stopping agent waits for its last Events to be published
 _STUCK_MARGIN_S = 300.0

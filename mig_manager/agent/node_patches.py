@@ -1,7 +1,7 @@
 """What the agent shows on the Node, as patches: functions of values, which ``publish`` writes."""
 
 from mig_manager.core import model
-from mig_manager.core.node import node_object, well_known
+from mig_manager.core.objects import node_object, well_known
 from mig_manager.core.records import inventory_codec, journals, requests, run_status
 
 

@@ -16,7 +16,7 @@ import structlog
 
 from mig_manager import errors
 from mig_manager.core import ports
-from mig_manager.core.node import node_object, well_known
+from mig_manager.core.objects import node_object, well_known
 from mig_manager.core.records import host_copy, journals, requests
 
 _STEADY = (

@@ -27,7 +27,7 @@ from mig_manager.agent import (
 from mig_manager.agent.pods import withdrawing
 from mig_manager.agent.reports import capacity_report, faults, gpu_report, layout_report
 from mig_manager.core import model, ports
-from mig_manager.core.node import node_object, well_known
+from mig_manager.core.objects import node_object, well_known
 from mig_manager.core.records import journals, readiness, requests
 from mig_manager.core.settings import node_settings
 

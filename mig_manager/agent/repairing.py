@@ -14,7 +14,8 @@ from mig_manager import errors, reasons
 from mig_manager.agent import attempt_series, attempts, layout_request, node_context, outcomes, run
 from mig_manager.agent.pods import unreachable_gpus
 from mig_manager.core import messages, model, ports
-from mig_manager.core.node import claims, well_known
+from mig_manager.core.node.devices import claims
+from mig_manager.core.objects import well_known
 from mig_manager.core.records import gpu_recovery, gpu_repair, requests
 from mig_manager.core.settings import node_settings
 

@@ -17,7 +17,7 @@ import structlog
 from mig_manager import errors, reasons
 from mig_manager.agent import node_patches, outcomes, publish
 from mig_manager.core import messages, model, ports, steps
-from mig_manager.core.node import node_object, well_known
+from mig_manager.core.objects import node_object, well_known
 from mig_manager.core.records import journals, node_entries, readiness, requests, run_status
 
 _log = structlog.get_logger()

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 from mig_manager import errors, reasons
 from mig_manager.core import messages
-from mig_manager.core.node import pod_object
+from mig_manager.core.objects import pod_object
 
 
 @dataclasses.dataclass(eq=False, slots=True)

@@ -10,7 +10,8 @@ from collections.abc import Callable, Collection, Mapping
 
 from mig_manager import errors
 from mig_manager.core import model, ports
-from mig_manager.core.node import gpu_use, pod_object, well_known
+from mig_manager.core.node import gpu_use
+from mig_manager.core.objects import pod_object, well_known
 
 _OVERRIDE = "--ignore-pods destroys their devices all the same."
 _REMEDY = (

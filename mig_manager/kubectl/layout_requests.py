@@ -11,7 +11,7 @@ from mig_manager import errors, reasons
 from mig_manager.core.files import yaml_tree
 from mig_manager.core.fleet import fleet_nodes, node_reports, preview
 from mig_manager.core.layout import custom_layouts, layout_documents, layouts
-from mig_manager.core.node import node_object, well_known
+from mig_manager.core.objects import node_object, well_known
 from mig_manager.kubectl import cluster_command, node_plans
 
 _ATTEMPTS = 5  # kubelet writes to the Node too, every few seconds at its start

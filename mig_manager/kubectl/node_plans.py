@@ -9,7 +9,7 @@ from mig_manager.core import messages
 from mig_manager.core.display import bar
 from mig_manager.core.fleet import listed_layouts, node_reports, preview
 from mig_manager.core.layout import layout_documents, layouts
-from mig_manager.core.node import resources
+from mig_manager.core.node.devices import resources
 from mig_manager.kubectl import node_status, presumed_gpus
 
 

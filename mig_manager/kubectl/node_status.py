@@ -11,7 +11,7 @@ from mig_manager.core import messages, timestamps
 from mig_manager.core.answers import gpu_answers
 from mig_manager.core.display import bar, picture
 from mig_manager.core.fleet import node_reports, overview
-from mig_manager.core.node import resources
+from mig_manager.core.node.devices import resources
 
 if TYPE_CHECKING:
     from mig_manager.core.answers import node_answers

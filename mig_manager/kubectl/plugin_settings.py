@@ -3,7 +3,7 @@
 from typing import Any
 
 from mig_manager.cli.toolkit import command_settings, program
-from mig_manager.core.node import selectors
+from mig_manager.core.objects import selectors
 from mig_manager.core.settings import node_settings, options
 
 KUBECTL_OPTIONS = tuple(

@@ -3,7 +3,7 @@
 from mig_manager import errors
 from mig_manager.core import model
 from mig_manager.core.fleet import node_reports
-from mig_manager.core.node import discovery_labels
+from mig_manager.core.objects import discovery_labels
 
 
 def of(report: node_reports.NodeReport) -> tuple[model.ObservedGpus, str]:

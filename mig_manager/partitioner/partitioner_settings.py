@@ -10,7 +10,7 @@ from typing import Any, Self
 from mig_manager import errors
 from mig_manager.core import model, profile_name
 from mig_manager.core.fleet import node_amounts
-from mig_manager.core.node import lease, selectors
+from mig_manager.core.objects import lease, selectors
 from mig_manager.core.partitioning.decision import decisions
 from mig_manager.core.partitioning.nodes import partitioned
 from mig_manager.core.settings import node_settings, options

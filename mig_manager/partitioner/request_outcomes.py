@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 import structlog
 
 from mig_manager.core import messages, timing
-from mig_manager.core.node import well_known
+from mig_manager.core.objects import well_known
 from mig_manager.core.partitioning import breaker
 from mig_manager.core.partitioning.decision import changes
 from mig_manager.core.partitioning.nodes import partitioned

@@ -11,7 +11,7 @@ from mig_manager.core import messages, model
 from mig_manager.core.answers import partitioner_answers, plan_answers
 from mig_manager.core.display import bar, picture
 from mig_manager.core.files import json_text
-from mig_manager.core.node import well_known
+from mig_manager.core.objects import well_known
 from mig_manager.core.partitioning import decider, demand
 from mig_manager.core.partitioning.decision import decisions, past_decisions
 from mig_manager.core.partitioning.nodes import node_index, node_requests, partitioned

@@ -7,7 +7,8 @@ import structlog
 from mig_manager import errors
 from mig_manager.adapters.kubernetes import api, kube_node
 from mig_manager.core import model, ports, steps
-from mig_manager.core.node import api_values, resources
+from mig_manager.core.node.devices import resources
+from mig_manager.core.objects import api_values
 
 _log = structlog.get_logger()
 

@@ -14,7 +14,8 @@ from mig_manager.adapters import host
 from mig_manager.core import messages, model, timestamps
 from mig_manager.core.display import bar
 from mig_manager.core.fleet import fleet_nodes, node_reports, overview
-from mig_manager.core.node import pod_object, resources, well_known
+from mig_manager.core.node.devices import resources
+from mig_manager.core.objects import pod_object, well_known
 from mig_manager.sandbox import demo_layouts, ending, machines, scenarios, stages, stories
 from mig_manager.sandbox.node import cluster_view, manifests, objects
 

@@ -13,7 +13,7 @@ from mig_manager.catalogue import hardware
 from mig_manager.core import messages, model
 from mig_manager.core.display import bar, picture
 from mig_manager.core.layout import config
-from mig_manager.core.node import well_known
+from mig_manager.core.objects import well_known
 from mig_manager.sandbox import demo_layouts, ending, node_spec, stages, stories, timeline
 from mig_manager.sandbox.apiserver import store
 from mig_manager.sandbox.driver import state_file, states

@@ -15,7 +15,7 @@ from mig_manager.adapters import host, pod_resources
 from mig_manager.adapters.kubernetes import api
 from mig_manager.adapters.nvml import nvml_gpus
 from mig_manager.core import model, timing
-from mig_manager.core.node import pod_object, well_known
+from mig_manager.core.objects import pod_object, well_known
 from mig_manager.sandbox import guard, machines
 from mig_manager.sandbox.apiserver import server as api_server
 from mig_manager.sandbox.driver import simulated_nvml, states

@@ -8,7 +8,7 @@ from typing import Any
 
 from mig_manager.core import model
 from mig_manager.core.layout import config, selection
-from mig_manager.core.node import well_known
+from mig_manager.core.objects import well_known
 from mig_manager.sandbox import demo_layouts, stages
 from mig_manager.sandbox.driver import simulated_events
 from mig_manager.sandbox.node import objects

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from mig_manager.core import timing
 from mig_manager.core.display import bar
-from mig_manager.core.node import well_known
+from mig_manager.core.objects import well_known
 from mig_manager.sandbox.node import cluster_view, objects
 
 _WHO_TONES = {

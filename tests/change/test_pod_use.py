@@ -8,7 +8,7 @@ import pytest
 
 from mig_manager import errors
 from mig_manager.change import pod_use
-from mig_manager.core.node import pod_object
+from mig_manager.core.objects import pod_object
 from tests.rigs.node import driver_rules, samples
 
 DEVICE, OTHER = driver_rules.mig_uuid("1"), driver_rules.mig_uuid("2")

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from mig_manager.adapters.kubernetes import api
 from mig_manager.core import model
-from mig_manager.core.node import well_known
+from mig_manager.core.objects import well_known
 from mig_manager.sandbox import machines, stages
 from mig_manager.sandbox.driver import state_file, states
 from mig_manager.sandbox.node import (

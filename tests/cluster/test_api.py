@@ -10,7 +10,8 @@ import pytest
 
 from mig_manager.adapters import host
 from mig_manager.adapters.kubernetes import api, kube_node, lease_slots, pods, responses
-from mig_manager.core.node import evictions, pod_object, well_known
+from mig_manager.core.node import evictions
+from mig_manager.core.objects import pod_object, well_known
 from tests.rigs import api_objects, waiting
 from tests.rigs.cluster import account_rights, api_servers
 from tests.rigs.cluster.apirig import NODES, PODS

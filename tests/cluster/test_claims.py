@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from mig_manager.catalogue import hardware
-from mig_manager.core.node import claims, device_classes, well_known
+from mig_manager.core.node.devices import claims, device_classes
+from mig_manager.core.objects import well_known
 from mig_manager.sandbox.driver import state_file
 from mig_manager.sandbox.node import cluster_view, device_plugin, manifests, objects
 from tests.cluster import sandbox_nodes

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from mig_manager.adapters.kubernetes import api
-from mig_manager.core.node import claims, well_known
+from mig_manager.core.node.devices import claims
+from mig_manager.core.objects import well_known
 from mig_manager.sandbox.node import cluster_view, manifests, objects
 from tests.rigs import api_objects, waiting
 from tests.rigs.cluster import account_rights, api_servers, dra_driver

@@ -10,7 +10,7 @@ import structlog.testing
 
 from mig_manager.adapters import host
 from mig_manager.adapters.kubernetes import api, events, leader, partitioner_cluster
-from mig_manager.core.node import well_known
+from mig_manager.core.objects import well_known
 from mig_manager.partitioner import announcer, demand_signal
 from tests.rigs import api_objects, waiting
 from tests.rigs.cluster import account_rights, api_servers, deploy_files

@@ -13,7 +13,7 @@ from mig_manager import errors
 from mig_manager.adapters import host
 from mig_manager.adapters.kubernetes import api, kube_node
 from mig_manager.cli.doctor import doctor_report
-from mig_manager.core.node import node_object, well_known
+from mig_manager.core.objects import node_object, well_known
 from mig_manager.core.records import gpu_recovery, readiness
 from mig_manager.sandbox import advertising_gpus
 from mig_manager.sandbox.node import objects

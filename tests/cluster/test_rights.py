@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 import pytest
 
 from mig_manager.core import model
-from mig_manager.core.node import well_known
+from mig_manager.core.objects import well_known
 from mig_manager.sandbox.node import objects
 from tests.rigs.cluster import account_rights, api_servers, deploy_files
 from tests.rigs.stage import agent_stage, clusters

@@ -8,7 +8,7 @@ import pytest
 
 from mig_manager.adapters.kubernetes import api
 from mig_manager.core import model
-from mig_manager.core.node import well_known
+from mig_manager.core.objects import well_known
 from mig_manager.sandbox import stages, stories
 from mig_manager.sandbox.node import cluster_view, objects
 from tests.rigs import api_objects

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterable
 from typing import NamedTuple
 
 from mig_manager.core import model
-from mig_manager.core.node import well_known
+from mig_manager.core.objects import well_known
 from mig_manager.sandbox.node import objects
 from tests.crash import changes, stage
 from tests.rigs import layout_table

@@ -11,7 +11,8 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from mig_manager.core.files import hook_files
-from mig_manager.core.node import resources, well_known
+from mig_manager.core.node.devices import resources
+from mig_manager.core.objects import well_known
 from mig_manager.sandbox import stages
 from mig_manager.sandbox.driver import states
 from mig_manager.sandbox.node import cluster_view, objects, sandbox_node

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from mig_manager.core.node import well_known
+from mig_manager.core.objects import well_known
 from mig_manager.sandbox.apiserver import kinds
 from testkit import apiserver
 from tests.docs import pages

@@ -19,7 +19,7 @@ from mig_manager.adapters import pod_resources
 from mig_manager.adapters.kubernetes import watch
 from mig_manager.agent import agent_settings, main
 from mig_manager.core import model, ports, timing
-from mig_manager.core.node import well_known
+from mig_manager.core.objects import well_known
 from mig_manager.sandbox import stages
 from mig_manager.sandbox.node import objects, sandbox_node
 from tests.rigs import layout_table

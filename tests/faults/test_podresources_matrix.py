@@ -15,7 +15,7 @@ import grpc
 import pytest
 
 from mig_manager.core import ports
-from mig_manager.core.node import pod_object
+from mig_manager.core.objects import pod_object
 from tests.faults import api_node
 from tests.rigs.cluster import kubelet_rig
 from tests.rigs.matrices import matrix_rows

@@ -13,7 +13,7 @@ from typing import Any
 from mig_manager.adapters.kubernetes import watch
 from mig_manager.agent import agent_settings, main
 from mig_manager.core import model, timing
-from mig_manager.core.node import well_known
+from mig_manager.core.objects import well_known
 from mig_manager.sandbox.apiserver import kinds
 from testkit import apiserver
 from tests.rigs import api_objects

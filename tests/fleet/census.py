@@ -2,7 +2,7 @@
 
 import threading
 
-from mig_manager.core.node import well_known
+from mig_manager.core.objects import well_known
 from mig_manager.sandbox.apiserver import kinds, store
 from testkit import apiserver
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 
 from mig_manager import reasons
 from mig_manager.core import model
-from mig_manager.core.node import well_known
+from mig_manager.core.objects import well_known
 from mig_manager.sandbox.apiserver import kinds, store
 from testkit import apiserver
 from tests.rigs import api_objects

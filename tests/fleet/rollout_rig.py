@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from mig_manager.core.layout import layout_list, served
-from mig_manager.core.node import well_known
+from mig_manager.core.objects import well_known
 from mig_manager.core.records import inventory_codec
 from mig_manager.sandbox.apiserver import kinds
 from testkit import apiserver

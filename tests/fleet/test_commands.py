@@ -10,7 +10,7 @@ import yaml
 
 from mig_manager import reasons
 from mig_manager.core.layout import config, layout_list
-from mig_manager.core.node import well_known
+from mig_manager.core.objects import well_known
 from mig_manager.sandbox.apiserver import kinds, store
 from testkit import apiserver
 from tests.fleet import census, fake_agents

@@ -4,7 +4,7 @@ import json
 import pathlib
 
 from mig_manager.core.layout import layout_list
-from mig_manager.core.node import well_known
+from mig_manager.core.objects import well_known
 from tests.fleet import agents
 from tests.fleet.rollout_rig import LAYOUT, RolloutRig
 from tests.rigs import api_objects, layout_table, waiting

@@ -8,7 +8,7 @@ import subprocess
 import pytest
 
 from mig_manager import reasons
-from mig_manager.core.node import well_known
+from mig_manager.core.objects import well_known
 from mig_manager.sandbox.apiserver import kinds
 from testkit import apiserver
 from tests.fleet import agents, census, fake_agents

@@ -10,7 +10,8 @@ from typing import Any
 from mig_manager import reasons
 from mig_manager.core import model
 from mig_manager.core.layout import config, custom_layouts, selection
-from mig_manager.core.node import device_classes, resources, well_known
+from mig_manager.core.node.devices import device_classes, resources
+from mig_manager.core.objects import well_known
 from mig_manager.core.partitioning import demand
 from mig_manager.core.planner import planner
 from mig_manager.partitioner import main, partitioner_settings

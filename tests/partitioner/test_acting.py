@@ -6,7 +6,8 @@ import pytest
 
 from mig_manager import errors
 from mig_manager.core.layout import config, selection
-from mig_manager.core.node import resources, well_known
+from mig_manager.core.node.devices import resources
+from mig_manager.core.objects import well_known
 from mig_manager.sandbox.apiserver import kinds
 from tests.partitioner.rigs import SOON_S, TERM_S, PartitionerRig
 from tests.rigs import layout_table

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from mig_manager.core.node import device_classes
+from mig_manager.core.node.devices import device_classes
 from mig_manager.sandbox.apiserver import kinds
 from testkit import apiserver
 from tests.partitioner.rigs import SOON_S, TERM_S, PartitionerRig

@@ -6,7 +6,7 @@ import pytest
 import structlog.testing
 
 from mig_manager.adapters import host
-from mig_manager.core.node import well_known
+from mig_manager.core.objects import well_known
 from mig_manager.partitioner import main
 from mig_manager.sandbox.apiserver import kinds, store
 from testkit import apiserver

@@ -9,7 +9,8 @@ import structlog.testing
 
 from mig_manager import reasons
 from mig_manager.core.layout import custom_layouts
-from mig_manager.core.node import resources, well_known
+from mig_manager.core.node.devices import resources
+from mig_manager.core.objects import well_known
 from mig_manager.sandbox.apiserver import kinds
 from testkit import apiserver
 from tests.partitioner import rigs

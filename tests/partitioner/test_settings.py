@@ -7,7 +7,7 @@ import pytest
 from mig_manager import errors
 from mig_manager.cli import registry
 from mig_manager.cli.toolkit import parser
-from mig_manager.core.node import selectors
+from mig_manager.core.objects import selectors
 from mig_manager.core.partitioning.decision import decisions
 from mig_manager.partitioner import partitioner_settings
 from tests.rigs.node import samples

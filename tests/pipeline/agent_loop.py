@@ -4,7 +4,7 @@ import contextlib
 
 from mig_manager.agent import agent_settings, loop, outcomes
 from mig_manager.core.layout import custom_layouts
-from mig_manager.core.node import well_known
+from mig_manager.core.objects import well_known
 from tests.rigs.node import agents, fakes, inboxes, node_rig
 
 RETRY_S, CHECK_S = 5.0, 60.0  # the pause before each retry, and between drift checks

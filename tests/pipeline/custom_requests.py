@@ -4,7 +4,7 @@ from typing import Any
 
 from mig_manager.agent import outcomes
 from mig_manager.core.layout import custom_layouts
-from mig_manager.core.node import well_known
+from mig_manager.core.objects import well_known
 from mig_manager.core.records import run_status
 from tests.rigs.node import agents, node_rig, nodes
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from mig_manager.core.node import claims
+from mig_manager.core.node.devices import claims
 from tests.rigs.node import node_rig
 
 KEEP_ONE = """

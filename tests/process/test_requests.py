@@ -3,7 +3,7 @@
 import pytest
 
 from mig_manager.core import model
-from mig_manager.core.node import well_known
+from mig_manager.core.objects import well_known
 from mig_manager.sandbox import stages
 from mig_manager.sandbox.node import objects
 from tests.rigs.stage import agent_stage

@@ -10,7 +10,7 @@ import pytest
 from mig_manager.catalogue import hardware
 from mig_manager.core import model
 from mig_manager.core.layout import layout_list
-from mig_manager.core.node import well_known
+from mig_manager.core.objects import well_known
 from mig_manager.sandbox import machines
 from mig_manager.sandbox.node import objects
 from tests.rigs.driver import c_library

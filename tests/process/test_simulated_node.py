@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from mig_manager.core.node import well_known
+from mig_manager.core.objects import well_known
 from mig_manager.sandbox import machines
 from testkit import apiserver
 from tests.rigs import waiting

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from mig_manager.core.node import strategies
+from mig_manager.core.node.devices import strategies
 from mig_manager.sandbox import stories
 from testkit import nvml_faults
 from tests.rigs import programs

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 
 import pytest
 
-from mig_manager.core.node import well_known
+from mig_manager.core.objects import well_known
 from mig_manager.sandbox.node import objects
 from testkit import nvml_faults
 from tests.rigs.driver.eight_gpus import LAYOUTS, LOST, SPEC

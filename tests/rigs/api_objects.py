@@ -5,7 +5,8 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from mig_manager.core import model
-from mig_manager.core.node import device_classes, well_known
+from mig_manager.core.node.devices import device_classes
+from mig_manager.core.objects import well_known
 from mig_manager.core.records import capacity, inventory_codec, run_status
 from tests.rigs import contract
 

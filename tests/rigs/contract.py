@@ -10,7 +10,7 @@ import jsonschema
 
 import mig_manager
 from mig_manager.core.files import yaml_tree
-from mig_manager.core.node import well_known
+from mig_manager.core.objects import well_known
 
 GOLDEN = pathlib.Path(__file__).parents[1] / "shipped/golden/v1"
 """Answers and annotations that each release promised to write."""

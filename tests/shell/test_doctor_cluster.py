@@ -9,7 +9,9 @@ import pytest
 import yaml
 
 from mig_manager.cli.doctor import doctor_report
-from mig_manager.core.node import claims, pod_object, rights, well_known
+from mig_manager.core.node import rights
+from mig_manager.core.node.devices import claims
+from mig_manager.core.objects import pod_object, well_known
 from mig_manager.core.records import journals
 from mig_manager.sandbox import stages
 from testkit import apiserver

@@ -7,7 +7,7 @@ import kubernetes.client
 import pytest
 
 import mig_manager
-from mig_manager.core.node import well_known
+from mig_manager.core.objects import well_known
 from tests.rigs.api_objects import Object
 from tests.rigs.shipped.overlays import AGENTS, OVERLAYS, ROOT, Overlay, overlay
 from tests.rigs.shipped.unit_files import (

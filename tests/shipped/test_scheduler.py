@@ -5,7 +5,7 @@ import pathlib
 import yaml
 
 from mig_manager.catalogue import hardware
-from mig_manager.core.node import resources
+from mig_manager.core.node.devices import resources
 from tests.rigs.shipped.overlays import ROOT, kustomize
 
 CONFIG = ROOT / "deploy" / "scheduler" / "config.yaml"

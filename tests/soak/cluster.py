@@ -2,8 +2,9 @@
 
 from collections.abc import Callable, Mapping
 
-from mig_manager.core.node import clients, pod_object, well_known
 from mig_manager.core.node import evictions as api_evictions
+from mig_manager.core.node.daemons import clients
+from mig_manager.core.objects import pod_object, well_known
 from mig_manager.sandbox.driver import simulated_nvml, states
 from testkit import nvml_faults
 from tests.rigs.node import fake_cluster, simulated_rig

@@ -17,7 +17,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 
 from mig_manager import reasons
-from mig_manager.core.node import well_known
+from mig_manager.core.objects import well_known
 from mig_manager.sandbox.driver import simulated_nvml
 from tests.rigs import contract, layout_table
 from tests.rigs.node import fakes

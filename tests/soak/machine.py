@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from mig_manager import reasons
 from mig_manager.core import model
-from mig_manager.core.node import well_known
+from mig_manager.core.objects import well_known
 from mig_manager.core.records import journals
 from mig_manager.sandbox.driver import simulated_nvml, states
 from testkit import nvml_faults

@@ -12,7 +12,7 @@ from mig_manager import reasons
 from mig_manager.adapters.kubernetes import api
 from mig_manager.agent import agent_settings, intake, main
 from mig_manager.core import model, ports
-from mig_manager.core.node import well_known
+from mig_manager.core.objects import well_known
 from mig_manager.sandbox.driver import resets, simulated_nvml
 from tests.rigs.node import fake_cluster, fakes, inboxes, strikes
 from tests.rigs.stage import in_process, strike_points

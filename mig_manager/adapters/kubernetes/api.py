@@ -25,7 +25,8 @@ import urllib3
 from mig_manager import errors, reasons
 from mig_manager.adapters.kubernetes import credentials, responses
 from mig_manager.core import timing
-from mig_manager.core.node import api_values, rights
+from mig_manager.core.node import rights
+from mig_manager.core.objects import api_values
 
 Configuration = kubernetes.client.configuration.Configuration
 

@@ -11,7 +11,7 @@ import structlog
 
 from mig_manager import errors
 from mig_manager.adapters.kubernetes import api, watch
-from mig_manager.core.node import api_values
+from mig_manager.core.objects import api_values
 
 _Item = TypeVar("_Item")
 

@@ -12,7 +12,8 @@ import structlog
 
 from mig_manager import errors, reasons
 from mig_manager.adapters.kubernetes import api, collection, watch
-from mig_manager.core.node import claims, device_classes, well_known
+from mig_manager.core.node.devices import claims, device_classes
+from mig_manager.core.objects import well_known
 from mig_manager.core.partitioning.nodes import claimed_nodes, partitioned
 
 _GROUP = f"/apis/{device_classes.VERSION}"

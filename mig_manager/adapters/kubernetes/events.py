@@ -12,7 +12,7 @@ from mig_manager import errors, reasons
 from mig_manager.adapters import rest
 from mig_manager.adapters.kubernetes import api
 from mig_manager.core import messages, timing
-from mig_manager.core.node import well_known
+from mig_manager.core.objects import well_known
 
 _MAX_NAME = 220
 """Characters; with a dot and 24 hex digits an Event's name stays below the 253 of RFC 1123."""

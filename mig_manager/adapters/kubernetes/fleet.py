@@ -9,7 +9,7 @@ import threading
 from mig_manager.adapters.kubernetes import api, collection, kube_node, watch
 from mig_manager.core import timing
 from mig_manager.core.fleet import fleet_nodes, marks
-from mig_manager.core.node import node_object, well_known
+from mig_manager.core.objects import node_object, well_known
 
 _TIMES = watch.WatchTimes(
     watch_s=30.0,

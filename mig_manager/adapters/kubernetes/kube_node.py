@@ -15,7 +15,8 @@ from mig_manager import errors, reasons
 from mig_manager.adapters import rest
 from mig_manager.adapters.kubernetes import api, events
 from mig_manager.core import timing
-from mig_manager.core.node import api_values, node_object, resources, well_known
+from mig_manager.core.node.devices import resources
+from mig_manager.core.objects import api_values, node_object, well_known
 from mig_manager.core.records import readiness
 
 _CONFLICTS_S = 10.0

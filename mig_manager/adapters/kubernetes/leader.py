@@ -12,7 +12,7 @@ import structlog
 from mig_manager import errors
 from mig_manager.adapters.kubernetes import api, leases
 from mig_manager.core import timing
-from mig_manager.core.node import lease
+from mig_manager.core.objects import lease
 
 MAX_WRITE_S = 30.0
 """The longest write with its retries, by a client with ``REQUEST_TIMEOUT_S`` or less: two

@@ -19,7 +19,7 @@ from mig_manager import errors, reasons
 from mig_manager.adapters.kubernetes import api, kube_node, leases
 from mig_manager.core import timing
 from mig_manager.core.fleet import slots
-from mig_manager.core.node import lease, node_object
+from mig_manager.core.objects import lease, node_object
 
 _LEASE_S = 90  # how long a node keeps a slot without renewing it
 _FRESH_S = 45.0

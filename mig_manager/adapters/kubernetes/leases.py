@@ -10,7 +10,7 @@ from mig_manager import errors, reasons
 from mig_manager.adapters import rest
 from mig_manager.adapters.kubernetes import api
 from mig_manager.core import timing
-from mig_manager.core.node import api_values, lease
+from mig_manager.core.objects import api_values, lease
 
 _RELEASE_ATTEMPTS = 3
 _RELEASE_PAUSE_S = 0.5

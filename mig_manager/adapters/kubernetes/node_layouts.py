@@ -9,7 +9,7 @@ import structlog
 from mig_manager import errors, reasons
 from mig_manager.adapters import rest
 from mig_manager.adapters.kubernetes import api
-from mig_manager.core.node import api_values
+from mig_manager.core.objects import api_values
 
 _HEADER = "# Written by mig-manager: the layouts that can be requested of this node.\n"
 

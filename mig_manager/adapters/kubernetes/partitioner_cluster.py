@@ -20,7 +20,7 @@ from mig_manager.adapters.kubernetes import (
     watch,
 )
 from mig_manager.core import timing
-from mig_manager.core.node import node_object, well_known
+from mig_manager.core.objects import node_object, well_known
 from mig_manager.core.partitioning import demand
 from mig_manager.core.partitioning.batch import arrivals
 from mig_manager.core.partitioning.decision import decisions

@@ -18,7 +18,8 @@ from mig_manager import errors, reasons
 from mig_manager.adapters import rest
 from mig_manager.adapters.kubernetes import api
 from mig_manager.core import timing
-from mig_manager.core.node import api_values, claims, pod_object, well_known
+from mig_manager.core.node.devices import claims
+from mig_manager.core.objects import api_values, pod_object, well_known
 
 _VERSIONS = ("v1", "v1beta2", "v1beta1")
 """Versions of resource.k8s.io, newest first: of Kubernetes 1.34, 1.33 and 1.32."""

@@ -12,7 +12,8 @@ from mig_manager import errors
 from mig_manager.adapters import rest
 from mig_manager.adapters.kubernetes import api, collection, pod_claims, responses
 from mig_manager.core import timing
-from mig_manager.core.node import api_values, evictions, instance_use, pod_object
+from mig_manager.core.node import evictions, instance_use
+from mig_manager.core.objects import api_values, pod_object
 
 _BLOCKED = (http.HTTPStatus.TOO_MANY_REQUESTS, http.HTTPStatus.CONFLICT)
 _TRUSTED_S = 10.0

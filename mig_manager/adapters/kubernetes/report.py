@@ -13,7 +13,8 @@ from mig_manager import errors
 from mig_manager.adapters import cluster_reader, rest
 from mig_manager.adapters.kubernetes import api, kube_node
 from mig_manager.core.files import json_text
-from mig_manager.core.node import api_values, mig_managers, pod_object
+from mig_manager.core.node.daemons import mig_managers
+from mig_manager.core.objects import api_values, pod_object
 
 _OUR_KEYS = ("nvidia.com/", "mig-manager.io/")
 _LOG = {"tailLines": "3000", "limitBytes": str(4 << 20), "timestamps": "true"}  # PodLogOptions

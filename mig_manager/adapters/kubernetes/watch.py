@@ -17,7 +17,7 @@ from mig_manager import errors, reasons
 from mig_manager.adapters import rest
 from mig_manager.adapters.kubernetes import api, responses
 from mig_manager.core import timing
-from mig_manager.core.node import api_values, node_object
+from mig_manager.core.objects import api_values, node_object
 
 _JOIN_S = 1.0
 _SPREAD = 0.2

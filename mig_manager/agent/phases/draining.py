@@ -21,7 +21,7 @@ from mig_manager.agent.pods import (
     pausing,
 )
 from mig_manager.core import messages, model
-from mig_manager.core.node import node_object, well_known
+from mig_manager.core.objects import node_object, well_known
 
 _MAX_NEW_PLANS = 5  # a drain must end even if pods come and go all the time
 

@@ -11,7 +11,9 @@ from mig_manager.agent import attempts, outcomes
 from mig_manager.agent.phases import rolling_back, targets
 from mig_manager.agent.pods import drain_scope
 from mig_manager.core import messages, model, steps
-from mig_manager.core.node import client_table, gpu_use, pod_object, policies
+from mig_manager.core.node import gpu_use, policies
+from mig_manager.core.node.daemons import client_table
+from mig_manager.core.objects import pod_object
 from mig_manager.core.planner import planner
 from mig_manager.core.records import gpu_repair
 

@@ -19,7 +19,8 @@ from mig_manager.agent import attempts
 from mig_manager.agent.phases import host, planning
 from mig_manager.agent.pods import device_usage, dra_driver, pausing, resuming, schedulability
 from mig_manager.core import gpu_processes, steps, timing
-from mig_manager.core.node import pod_object, strategies
+from mig_manager.core.node.devices import strategies
+from mig_manager.core.objects import pod_object
 
 _log = structlog.get_logger()
 

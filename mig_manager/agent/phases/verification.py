@@ -10,7 +10,7 @@ from mig_manager.agent import attempts, outcomes
 from mig_manager.agent.phases import host
 from mig_manager.agent.pods import node_advertisers, paused_clients, resuming, schedulability
 from mig_manager.core import messages, model
-from mig_manager.core.node import well_known
+from mig_manager.core.objects import well_known
 
 _log = structlog.get_logger()
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from mig_manager import errors, reasons
 from mig_manager.agent import node_context, run_recorder
 from mig_manager.core import model, ports
-from mig_manager.core.node import pod_object
+from mig_manager.core.objects import pod_object
 from mig_manager.core.records import node_entries
 
 

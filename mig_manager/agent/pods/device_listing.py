@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterable
 
-from mig_manager.core.node import pod_object
+from mig_manager.core.objects import pod_object
 
 LISTED_WITHIN_S = 3.0  # how long kubelet may take to list the devices of a pod that was just bound
 ADMITTED_WITHIN_S = 20.0

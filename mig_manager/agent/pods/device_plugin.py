@@ -8,16 +8,9 @@ from mig_manager import errors, reasons
 from mig_manager.agent import attempts, node_context
 from mig_manager.agent.pods import device_advertiser
 from mig_manager.core import messages, model, ports
-from mig_manager.core.node import (
-    clients,
-    node_object,
-    phantoms,
-    pod_object,
-    resources,
-    schedulable,
-    strategies,
-    well_known,
-)
+from mig_manager.core.node.daemons import clients
+from mig_manager.core.node.devices import phantoms, resources, schedulable, strategies
+from mig_manager.core.objects import node_object, pod_object, well_known
 from mig_manager.core.records import node_entries
 
 _log = structlog.get_logger()

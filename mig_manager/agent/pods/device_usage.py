@@ -10,13 +10,10 @@ from mig_manager import errors
 from mig_manager.agent import attempts
 from mig_manager.agent.pods import device_listing, dra_driver, drain_scope
 from mig_manager.core import messages, model, ports, steps, timing
-from mig_manager.core.node import (
-    client_table,
-    device_ids,
-    gpu_use,
-    mig_managers,
-    pod_object,
-)
+from mig_manager.core.node import gpu_use
+from mig_manager.core.node.daemons import client_table, mig_managers
+from mig_manager.core.node.devices import device_ids
+from mig_manager.core.objects import pod_object
 
 _log = structlog.get_logger()
 

@@ -8,7 +8,8 @@ from mig_manager import errors
 from mig_manager.agent import attempts, node_context, run_recorder
 from mig_manager.agent.pods import device_advertiser
 from mig_manager.core import model, ports
-from mig_manager.core.node import claims, pod_object, strategies, well_known
+from mig_manager.core.node.devices import claims, strategies
+from mig_manager.core.objects import pod_object, well_known
 from mig_manager.core.records import node_entries
 
 _log = structlog.get_logger()

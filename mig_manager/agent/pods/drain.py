@@ -16,7 +16,8 @@ from mig_manager import errors, reasons
 from mig_manager.agent import agent_settings, attempts, run_recorder
 from mig_manager.agent.pods import device_listing, dra_driver, drain_scope, eviction
 from mig_manager.core import messages, ports
-from mig_manager.core.node import evictions, gpu_use, pod_object
+from mig_manager.core.node import evictions, gpu_use
+from mig_manager.core.objects import pod_object
 
 _log = structlog.get_logger()
 

@@ -26,7 +26,8 @@ import structlog
 from mig_manager import errors, reasons
 from mig_manager.agent import run_recorder, successors
 from mig_manager.core import messages, model, ports
-from mig_manager.core.node import evictions, pod_object, policies
+from mig_manager.core.node import evictions, policies
+from mig_manager.core.objects import pod_object
 
 _log = structlog.get_logger()
 

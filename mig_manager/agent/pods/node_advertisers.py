@@ -8,7 +8,8 @@ from collections.abc import Iterable, Mapping
 from mig_manager.agent import attempts, run_recorder
 from mig_manager.agent.pods import device_advertiser, device_plugin, dra_driver
 from mig_manager.core import model, ports
-from mig_manager.core.node import clients, node_object, pod_object, well_known
+from mig_manager.core.node.daemons import clients
+from mig_manager.core.objects import node_object, pod_object, well_known
 
 PLUGIN = device_plugin.DevicePlugin()
 DRIVER = dra_driver.DraDriver()

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from mig_manager.agent import attempts
 from mig_manager.agent.pods import node_advertisers
 from mig_manager.core import model
-from mig_manager.core.node import client_table
+from mig_manager.core.node.daemons import client_table
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

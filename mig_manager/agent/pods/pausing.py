@@ -15,16 +15,10 @@ from mig_manager import errors, reasons
 from mig_manager.agent import attempts, node_context, run_recorder
 from mig_manager.agent.pods import device_listing, dra_driver, node_advertisers, paused_clients
 from mig_manager.core import messages, model, ports, steps
-from mig_manager.core.node import (
-    claims,
-    client_table,
-    clients,
-    gpu_use,
-    node_object,
-    pod_object,
-    resources,
-    well_known,
-)
+from mig_manager.core.node import gpu_use
+from mig_manager.core.node.daemons import client_table, clients
+from mig_manager.core.node.devices import claims, resources
+from mig_manager.core.objects import node_object, pod_object, well_known
 
 
 def await_admission(attempt: attempts.Attempt, pods: pod_object.Pods) -> pod_object.Pods:

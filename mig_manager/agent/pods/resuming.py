@@ -10,7 +10,8 @@ from mig_manager import errors, reasons
 from mig_manager.agent import attempts, run_recorder
 from mig_manager.agent.pods import dra_driver, node_advertisers, paused_clients, schedulability
 from mig_manager.core import messages, model
-from mig_manager.core.node import client_table, clients, node_object, pod_object, well_known
+from mig_manager.core.node.daemons import client_table, clients
+from mig_manager.core.objects import node_object, pod_object, well_known
 from mig_manager.core.records import node_entries
 
 _log = structlog.get_logger()

@@ -12,7 +12,8 @@ from mig_manager import errors, reasons
 from mig_manager.agent import attempts, node_context, run_recorder
 from mig_manager.agent.pods import device_advertiser, node_advertisers
 from mig_manager.core import model, timing
-from mig_manager.core.node import pod_object, strategies
+from mig_manager.core.node.devices import strategies
+from mig_manager.core.objects import pod_object
 
 _PHANTOMS_STAY_S = 30.0  # kubelet reports within 10 s that a stopped plugin's devices are gone
 

@@ -11,7 +11,8 @@ from mig_manager import errors
 from mig_manager.agent import node_context
 from mig_manager.agent.pods import device_advertiser, device_plugin, device_usage, node_advertisers
 from mig_manager.core import messages, model, ports
-from mig_manager.core.node import device_ids, node_object
+from mig_manager.core.node.devices import device_ids
+from mig_manager.core.objects import node_object
 
 _log = structlog.get_logger()
 

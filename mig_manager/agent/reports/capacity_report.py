@@ -14,7 +14,8 @@ from mig_manager import errors
 from mig_manager.agent import node_context, node_patches
 from mig_manager.agent.pods import device_usage
 from mig_manager.core import model, timing
-from mig_manager.core.node import instance_use, well_known
+from mig_manager.core.node import instance_use
+from mig_manager.core.objects import well_known
 from mig_manager.core.records import capacity
 
 _QUIET_S, _MAX_S = 1.0, 5.0

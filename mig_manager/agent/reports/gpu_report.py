@@ -6,7 +6,7 @@ from mig_manager import errors
 from mig_manager.agent import node_context, node_patches
 from mig_manager.agent.reports import capacity_report, faults, layout_report
 from mig_manager.core import model
-from mig_manager.core.node import node_object, well_known
+from mig_manager.core.objects import node_object, well_known
 
 _UNCHANGED = node_object.NodePatch()
 

@@ -9,7 +9,7 @@ from mig_manager.agent import node_context
 from mig_manager.core import model
 from mig_manager.core.files import yaml_tree
 from mig_manager.core.layout import layout_documents, layout_list, layouts, served
-from mig_manager.core.node import well_known
+from mig_manager.core.objects import well_known
 
 _log = structlog.get_logger()
 

@@ -76,7 +76,7 @@ def run(settings: Settings, terminal: console.Console) -> int:
             lambda: gpu_text.status(gpus, processes, is_wide=command.is_wide, style=command.style),
         )
     from mig_manager.cli.toolkit import live
-    from mig_manager.core.node import pod_object
+    from mig_manager.core.objects import pod_object
 
     live.require_text(settings.output_format)
     kubelet = command.kubelet() if settings.pod_resources_socket else None

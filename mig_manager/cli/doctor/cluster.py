@@ -8,18 +8,10 @@ from mig_manager.adapters.kubernetes import kube_node
 from mig_manager.cli.doctor.doctor_facts import Check, Facts, NotAskedError, adding_to
 from mig_manager.cli.doctor.doctor_report import Finding, fail, ok, persistence_off, warn
 from mig_manager.core import model
-from mig_manager.core.node import (
-    claims,
-    clients,
-    mig_managers,
-    node_object,
-    phantoms,
-    pod_object,
-    rights,
-    schedulable,
-    strategies,
-    well_known,
-)
+from mig_manager.core.node import rights
+from mig_manager.core.node.daemons import clients, mig_managers
+from mig_manager.core.node.devices import claims, phantoms, schedulable, strategies
+from mig_manager.core.objects import node_object, pod_object, well_known
 from mig_manager.core.records import journals
 
 _ACCOUNTS = "system:serviceaccount:"

@@ -16,7 +16,8 @@ from mig_manager.cli.doctor import doctor_settings
 from mig_manager.cli.doctor.doctor_report import Finding
 from mig_manager.cli.toolkit import console
 from mig_manager.core import gpu_processes, model
-from mig_manager.core.node import claims, node_object, pod_object
+from mig_manager.core.node.devices import claims
+from mig_manager.core.objects import node_object, pod_object
 
 _ATTEMPTS = 3  # attempts of an API request that fit into a check's time-out, pauses included
 _NO_CLUSTER = "no kubeconfig; name one with --kubeconfig"

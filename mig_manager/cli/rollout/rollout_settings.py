@@ -7,7 +7,7 @@ from typing import Any
 from mig_manager import errors
 from mig_manager.cli.toolkit import command_settings
 from mig_manager.core.fleet import goals, node_amounts, rollout
-from mig_manager.core.node import selectors, well_known
+from mig_manager.core.objects import selectors, well_known
 from mig_manager.core.settings import node_settings, options
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from mig_manager.core import gpu_processes, messages, model, profile_name, steps
 from mig_manager.core.display import bar, picture, tables
 from mig_manager.core.layout import plans
-from mig_manager.core.node import strategies
+from mig_manager.core.node.devices import strategies
 from mig_manager.core.records import gpu_recovery
 
 _MAX_UUIDS = 2  # that a picture shows, each of 40 characters

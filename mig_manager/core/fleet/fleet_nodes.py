@@ -11,14 +11,8 @@ from mig_manager import reasons
 from mig_manager.core import messages, model, timestamps
 from mig_manager.core.fleet import marks
 from mig_manager.core.layout import custom_layouts, layout_list
-from mig_manager.core.node import (
-    api_values,
-    discovery_labels,
-    node_object,
-    resources,
-    strategies,
-    well_known,
-)
+from mig_manager.core.node.devices import resources, strategies
+from mig_manager.core.objects import api_values, discovery_labels, node_object, well_known
 from mig_manager.core.records import capacity, inventory_codec, journals, run_status
 
 _GPU_LABELS = (discovery_labels.PRESENT, discovery_labels.MIG_CAPABLE)

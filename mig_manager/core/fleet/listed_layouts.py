@@ -6,7 +6,7 @@ from mig_manager import errors, reasons
 from mig_manager.core import messages, model
 from mig_manager.core.fleet import fleet_nodes
 from mig_manager.core.layout import custom_layouts, layout_documents, layouts, served
-from mig_manager.core.node import well_known
+from mig_manager.core.objects import well_known
 
 NO_FILE = layout_documents.Document(source="the node's list", layouts={}, is_presumed=True)
 """In place of a layout file: generated layouts need none."""

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from mig_manager.core import model, timestamps
 from mig_manager.core.fleet import fleet_nodes
-from mig_manager.core.node import well_known
+from mig_manager.core.objects import well_known
 from mig_manager.core.records import gpu_recovery, run_status
 
 _MAX_RUN = dt.timedelta(hours=1)

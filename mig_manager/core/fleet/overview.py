@@ -11,7 +11,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from mig_manager.core import messages, model
 from mig_manager.core.display import bar, picture
 from mig_manager.core.fleet import fleet_nodes, node_reports
-from mig_manager.core.node import pod_object, resources, well_known
+from mig_manager.core.node.devices import resources
+from mig_manager.core.objects import pod_object, well_known
 
 _PITCH = 4  # columns of a memory slice
 _IN_USE, _IDLE = "█", "░"

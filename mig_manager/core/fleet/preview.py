@@ -16,7 +16,9 @@ from mig_manager.core.answers import gpu_answers
 from mig_manager.core.display import bar
 from mig_manager.core.fleet import fleet_nodes, goals, listed_layouts
 from mig_manager.core.layout import custom_layouts, layout_documents, layouts, plans
-from mig_manager.core.node import clients, pod_object, resources, strategies, well_known
+from mig_manager.core.node.daemons import clients
+from mig_manager.core.node.devices import resources, strategies
+from mig_manager.core.objects import pod_object, well_known
 
 if TYPE_CHECKING:
     from mig_manager.core.answers import fleet_answers, plan_answers

@@ -8,7 +8,7 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 
 from mig_manager.core import messages
-from mig_manager.core.node import lease, node_object, well_known
+from mig_manager.core.objects import lease, node_object, well_known
 from mig_manager.core.records import journals
 
 _PREFIX = "mig-manager-slot-"

@@ -10,7 +10,7 @@ from mig_manager import errors, reasons
 from mig_manager.core import model
 from mig_manager.core.files import yaml_diagnostics
 from mig_manager.core.layout import config, layout_documents, layouts
-from mig_manager.core.node import node_object, well_known
+from mig_manager.core.objects import node_object, well_known
 from mig_manager.core.records import requests
 
 _MARK = f"{well_known.ON_DEMAND} "

@@ -10,7 +10,7 @@ from mig_manager.core import gpu_processes, model, steps
 from mig_manager.core.answers import gpu_answers, plan_answers
 from mig_manager.core.files import yaml_diagnostics
 from mig_manager.core.layout import layouts, selection
-from mig_manager.core.node import strategies
+from mig_manager.core.node.devices import strategies
 from mig_manager.core.planner import planner, vgpus
 
 

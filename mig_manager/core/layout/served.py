@@ -11,7 +11,7 @@ from mig_manager import errors, reasons
 from mig_manager.core import messages, model
 from mig_manager.core.files import yaml_diagnostics
 from mig_manager.core.layout import generator, layout_documents, layouts, selection
-from mig_manager.core.node import well_known
+from mig_manager.core.objects import well_known
 from mig_manager.core.planner import planner
 from mig_manager.core.settings import node_settings
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from mig_manager import errors, reasons
 from mig_manager.core import model, steps
 from mig_manager.core.layout import layouts, selection
-from mig_manager.core.node import strategies
+from mig_manager.core.node.devices import strategies
 from mig_manager.core.planner import planner
 
 if TYPE_CHECKING:

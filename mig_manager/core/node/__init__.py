@@ -1,1 +1,1 @@
-"""The node in Kubernetes' terms: labels, pods, GPU clients, disruption, other managers."""
+"""The node of an agent: its devices, its daemons, the use of its GPUs, and a drain's rules."""

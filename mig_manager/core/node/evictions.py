@@ -13,7 +13,7 @@ from typing import Any
 
 from mig_manager import reasons
 from mig_manager.core import messages
-from mig_manager.core.node import pod_object, selectors, well_known
+from mig_manager.core.objects import pod_object, selectors, well_known
 
 
 class Eviction(enum.Enum):

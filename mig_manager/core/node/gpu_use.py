@@ -14,15 +14,9 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Self
 
 from mig_manager.core import gpu_processes, messages, model, steps
-from mig_manager.core.node import (
-    claims,
-    client_table,
-    clients,
-    device_ids,
-    pod_object,
-    resources,
-    well_known,
-)
+from mig_manager.core.node.daemons import client_table, clients
+from mig_manager.core.node.devices import claims, device_ids, resources
+from mig_manager.core.objects import pod_object, well_known
 
 _ENDS_SOON = 10**3  # use of a device by a pod that ends without an eviction
 IN_USE = 10**7  # use by another pod or process

@@ -4,7 +4,8 @@ import dataclasses
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from mig_manager.core import gpu_processes, model
-from mig_manager.core.node import gpu_use, pod_object
+from mig_manager.core.node import gpu_use
+from mig_manager.core.objects import pod_object
 from mig_manager.core.planner import placement
 
 

@@ -11,7 +11,7 @@ import dataclasses
 import enum
 import re
 
-from mig_manager.core.node import well_known
+from mig_manager.core.objects import well_known
 from mig_manager.core.settings import options
 
 _ANY_LAYOUT = "*"

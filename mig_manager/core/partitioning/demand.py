@@ -18,14 +18,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from mig_manager.core import messages, model, timestamps
-from mig_manager.core.node import (
-    api_values,
-    mig_managers,
-    pod_object,
-    resources,
-    selectors,
-    well_known,
-)
+from mig_manager.core.node.daemons import mig_managers
+from mig_manager.core.node.devices import resources
+from mig_manager.core.objects import api_values, pod_object, selectors, well_known
 
 Amounts = tuple[tuple[str, int], ...]
 """Positive amounts by resource name, sorted: ``cpu`` in thousandths, others in units."""

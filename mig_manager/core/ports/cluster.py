@@ -4,7 +4,9 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Protocol
 
 from mig_manager.core.fleet import slots
-from mig_manager.core.node import claims, evictions, node_object, pod_object
+from mig_manager.core.node import evictions
+from mig_manager.core.node.devices import claims
+from mig_manager.core.objects import node_object, pod_object
 from mig_manager.core.records import readiness
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Protocol
 
-from mig_manager.core.node import pod_object
+from mig_manager.core.objects import pod_object
 
 
 class DeviceAllocations(Protocol):

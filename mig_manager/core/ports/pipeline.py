@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from mig_manager.core import gpu_processes, timing
-from mig_manager.core.node import client_table
+from mig_manager.core.node.daemons import client_table
 from mig_manager.core.ports.cluster import Node, PodWatch, ResourceSlices, Slots, Workloads
 from mig_manager.core.ports.gpus import GpuReset, Gpus
 from mig_manager.core.ports.host import (

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Iterator
 
 from mig_manager import reasons
 from mig_manager.core import messages, model
-from mig_manager.core.node import well_known
+from mig_manager.core.objects import well_known
 from mig_manager.core.records import readiness
 
 _REBOOT = "drain the node and reboot it"

@@ -17,7 +17,7 @@ from typing import Any
 
 from mig_manager.core import messages, model, timing
 from mig_manager.core.files import json_text
-from mig_manager.core.node import node_object, pod_object, well_known
+from mig_manager.core.objects import node_object, pod_object, well_known
 
 _PAUSES = timing.Backoff(first_s=900.0, max_s=86400.0, factor=4.0)
 _FORGET_AFTER_S = 86400.0

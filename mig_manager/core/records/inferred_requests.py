@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from mig_manager.core import model
-from mig_manager.core.node import well_known
+from mig_manager.core.objects import well_known
 from mig_manager.core.records import journals, requests, run_status
 
 

@@ -13,7 +13,7 @@ from typing import Any, TypedDict
 
 from mig_manager.core import model
 from mig_manager.core.files import json_text
-from mig_manager.core.node import node_object, well_known
+from mig_manager.core.objects import node_object, well_known
 from mig_manager.core.records import node_entries, run_status, snapshot_codec
 
 JOURNAL_VERSION = 1

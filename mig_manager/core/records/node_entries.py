@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from mig_manager.core.files import json_text
-from mig_manager.core.node import node_object, well_known
+from mig_manager.core.objects import node_object, well_known
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

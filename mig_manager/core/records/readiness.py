@@ -10,7 +10,7 @@ from typing import Any
 
 from mig_manager import reasons
 from mig_manager.core import messages, model
-from mig_manager.core.node import well_known
+from mig_manager.core.objects import well_known
 from mig_manager.core.records import run_status
 
 

@@ -21,7 +21,8 @@ from mig_manager import errors
 from mig_manager.cli.toolkit import console
 from mig_manager.core import messages
 from mig_manager.core.layout import layouts, selection
-from mig_manager.core.node import resources, strategies, well_known
+from mig_manager.core.node.devices import resources, strategies
+from mig_manager.core.objects import well_known
 from mig_manager.core.planner import planner
 from mig_manager.core.settings import options
 from mig_manager.kubectl import cluster_command, plugin_settings

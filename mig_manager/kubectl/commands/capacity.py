@@ -14,7 +14,7 @@ from mig_manager.cli.toolkit import console
 from mig_manager.core import messages, model, profile_name, timestamps
 from mig_manager.core.display import bar, picture, tables
 from mig_manager.core.fleet import fleet_nodes, node_reports
-from mig_manager.core.node import well_known
+from mig_manager.core.objects import well_known
 from mig_manager.core.planner import free_capacity
 from mig_manager.kubectl import cluster_command, plugin_settings
 

@@ -13,7 +13,7 @@ from mig_manager.cli.toolkit import console
 from mig_manager.core import model
 from mig_manager.core.display import bar, tables
 from mig_manager.core.fleet import node_reports
-from mig_manager.core.node import device_classes
+from mig_manager.core.node.devices import device_classes
 from mig_manager.kubectl import cluster_command, plugin_settings
 
 _HEAD = ("DEVICECLASS", "RESOURCE", "IN THE CLUSTER", "NODES")

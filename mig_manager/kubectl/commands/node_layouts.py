@@ -16,7 +16,7 @@ from mig_manager.core import messages, model
 from mig_manager.core.display import bar, picture
 from mig_manager.core.fleet import fleet_nodes, node_reports
 from mig_manager.core.layout import custom_layouts, layout_documents, layout_list, layouts, served
-from mig_manager.core.node import well_known
+from mig_manager.core.objects import well_known
 from mig_manager.core.records import run_status
 from mig_manager.kubectl import cluster_command, plugin_settings, presumed_gpus
 

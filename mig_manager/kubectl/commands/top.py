@@ -12,7 +12,7 @@ from mig_manager.adapters import cluster_reader
 from mig_manager.cli.toolkit import console, live
 from mig_manager.core.display import bar
 from mig_manager.core.fleet import listed_layouts, node_reports, overview
-from mig_manager.core.node import pod_object
+from mig_manager.core.objects import pod_object
 from mig_manager.kubectl import (
     cluster_command,
     layout_requests,

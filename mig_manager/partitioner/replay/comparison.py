@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from mig_manager import errors
 from mig_manager.core import model, profile_name
 from mig_manager.core.layout import layout_documents, selection, served
-from mig_manager.core.node import well_known
+from mig_manager.core.objects import well_known
 from mig_manager.core.partitioning.decision import decisions
 from mig_manager.core.partitioning.nodes import partitioned
 from mig_manager.partitioner.replay import (

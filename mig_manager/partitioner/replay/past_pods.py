@@ -15,7 +15,7 @@ from typing import Any
 from mig_manager import errors
 from mig_manager.core import timestamps
 from mig_manager.core.files import json_text
-from mig_manager.core.node import api_values
+from mig_manager.core.objects import api_values
 from mig_manager.core.partitioning import demand
 
 _REQUESTS = "kube_pod_container_resource_requests"

@@ -11,7 +11,8 @@ import random
 from collections.abc import Mapping
 
 from mig_manager.core import model
-from mig_manager.core.node import resources, well_known
+from mig_manager.core.node.devices import resources
+from mig_manager.core.objects import well_known
 from mig_manager.core.partitioning import demand
 from mig_manager.core.partitioning.decision import decisions
 from mig_manager.core.partitioning.nodes import partitioned

@@ -14,7 +14,7 @@ import datetime as dt
 import math
 from typing import Any
 
-from mig_manager.core.node import api_values, selectors
+from mig_manager.core.objects import api_values, selectors
 from mig_manager.sandbox.apiserver import content, kinds, request, store
 
 Object = kinds.Object

@@ -8,7 +8,7 @@ import dataclasses
 import re
 from collections.abc import Callable, Mapping
 
-from mig_manager.core.node import selectors
+from mig_manager.core.objects import selectors
 from mig_manager.sandbox.apiserver import kinds
 
 Object = kinds.Object

@@ -4,7 +4,7 @@ import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from mig_manager.core.node import well_known
+from mig_manager.core.objects import well_known
 from mig_manager.sandbox.node import cluster_view, objects
 
 Kind = cluster_view.WatchedKind

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
 from mig_manager.core import model, profile_name
-from mig_manager.core.node import resources, strategies
+from mig_manager.core.node.devices import resources, strategies
 from mig_manager.sandbox.driver import state_file, states, transitions
 from mig_manager.sandbox.node import device_manager
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from mig_manager.core.node import well_known
+from mig_manager.core.objects import well_known
 from mig_manager.sandbox.apiserver import store
 from mig_manager.sandbox.node import objects
 

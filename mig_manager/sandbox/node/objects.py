@@ -5,7 +5,7 @@ import enum
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from mig_manager.core.node import well_known
+from mig_manager.core.objects import well_known
 
 JsonObject = dict[str, Any]
 

@@ -15,7 +15,8 @@ from typing import Self
 from mig_manager import errors
 from mig_manager.adapters import host
 from mig_manager.catalogue import hardware
-from mig_manager.core.node import discovery_labels, strategies, well_known
+from mig_manager.core.node.devices import strategies
+from mig_manager.core.objects import discovery_labels, well_known
 from mig_manager.sandbox.driver import state_file, states
 from mig_manager.sandbox.node import (
     cluster_view,

@@ -12,7 +12,7 @@ import pytest
 
 from mig_manager import errors, reasons
 from mig_manager.adapters import pod_resources
-from mig_manager.core.node import pod_object
+from mig_manager.core.objects import pod_object
 from tests.rigs import programs
 from tests.rigs.cluster.kubelet_rig import GPU, GrpcKubelet, devices, pod
 from tests.rigs.driver import c_library

@@ -7,7 +7,8 @@ import pytest
 
 from mig_manager import errors, reasons
 from mig_manager.adapters.kubernetes import api, device_claims, pod_claims, pods
-from mig_manager.core.node import gpu_use, pod_object, well_known
+from mig_manager.core.node import gpu_use
+from mig_manager.core.objects import pod_object, well_known
 from mig_manager.sandbox.apiserver import kinds
 from testkit import apiserver
 from tests.adapters.kubernetes import kube_rig

@@ -11,7 +11,7 @@ import structlog.testing
 
 from mig_manager import errors, reasons
 from mig_manager.adapters.kubernetes import api, kube_node
-from mig_manager.core.node import node_object, well_known
+from mig_manager.core.objects import node_object, well_known
 from mig_manager.core.records import gpu_recovery, readiness
 from mig_manager.sandbox.apiserver import kinds
 from testkit import apiserver

@@ -10,7 +10,7 @@ import structlog.testing
 
 from mig_manager import errors
 from mig_manager.adapters.kubernetes import leader, lease_slots
-from mig_manager.core.node import lease
+from mig_manager.core.objects import lease
 from mig_manager.sandbox.apiserver import kinds
 from testkit import apiserver
 from tests.rigs import api_objects

@@ -8,7 +8,7 @@ import structlog.testing
 
 from mig_manager import errors, reasons
 from mig_manager.adapters.kubernetes import api, lease_slots
-from mig_manager.core.node import well_known
+from mig_manager.core.objects import well_known
 from mig_manager.sandbox.apiserver import kinds
 from testkit import apiserver
 from tests.rigs import api_objects, waiting

@@ -7,7 +7,8 @@ import pytest
 from mig_manager import errors
 from mig_manager.adapters import cluster_reader
 from mig_manager.adapters.kubernetes import api, pods
-from mig_manager.core.node import evictions, pod_object
+from mig_manager.core.node import evictions
+from mig_manager.core.objects import pod_object
 from testkit import apiserver
 from tests.rigs.api_objects import a_pod
 

@@ -8,7 +8,7 @@ import pytest
 
 from mig_manager.core import model
 from mig_manager.core.display import bar
-from mig_manager.core.node import well_known
+from mig_manager.core.objects import well_known
 from mig_manager.core.partitioning.decision import decisions
 from mig_manager.core.records import run_status
 from mig_manager.partitioner.replay import comparison, past_pods, simulated_cluster

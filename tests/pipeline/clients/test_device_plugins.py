@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from mig_manager.core import model
-from mig_manager.core.node import discovery_labels, pod_object, well_known
+from mig_manager.core.objects import discovery_labels, pod_object, well_known
 from mig_manager.reasons import Reason
 from tests.rigs import layout_table
 from tests.rigs.node import agents, ends, fakes, node_rig, nodes, strikes

@@ -5,7 +5,9 @@ import dataclasses
 import pytest
 
 from mig_manager.core import model, steps
-from mig_manager.core.node import claims, policies, well_known
+from mig_manager.core.node import policies
+from mig_manager.core.node.devices import claims
+from mig_manager.core.objects import well_known
 from mig_manager.reasons import Reason
 from tests.pipeline.dra_scenes import (
     KEEP_ONE,

@@ -6,7 +6,8 @@ import functools
 import pytest
 
 from mig_manager.core import model, steps
-from mig_manager.core.node import claims, pod_object, well_known
+from mig_manager.core.node.devices import claims
+from mig_manager.core.objects import pod_object, well_known
 from mig_manager.core.records import journals, node_entries
 from mig_manager.reasons import Reason
 from tests.pipeline.dra_scenes import (

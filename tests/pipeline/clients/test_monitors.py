@@ -6,9 +6,7 @@ from typing import Any
 import pytest
 
 from mig_manager.core import steps
-from mig_manager.core.node import (
-    clients,
-)
+from mig_manager.core.node.daemons import clients
 from mig_manager.reasons import Reason
 from tests.rigs.node import ends, fakes, nodes, strikes
 from tests.rigs.node.nodes import (

@@ -8,7 +8,7 @@ import pytest
 from mig_manager import errors
 from mig_manager.agent import drift, outcomes
 from mig_manager.agent.reports import metrics
-from mig_manager.core.node import well_known
+from mig_manager.core.objects import well_known
 from mig_manager.reasons import Reason
 from tests.rigs.node import agents, ends, node_rig, nodes
 

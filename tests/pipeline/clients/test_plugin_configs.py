@@ -3,10 +3,8 @@
 import pytest
 
 from mig_manager.core import steps
-from mig_manager.core.node import (
-    policies,
-    well_known,
-)
+from mig_manager.core.node import policies
+from mig_manager.core.objects import well_known
 from mig_manager.reasons import Reason
 from tests.rigs.node import agents, ends, nodes, strikes
 from tests.rigs.node.nodes import (

@@ -7,7 +7,8 @@ import pytest
 from mig_manager import errors, reasons
 from mig_manager.agent import agent_settings
 from mig_manager.agent.pods import drain, drain_scope
-from mig_manager.core.node import client_table, gpu_use, policies
+from mig_manager.core.node import gpu_use, policies
+from mig_manager.core.node.daemons import client_table
 from tests.rigs.node import agents, driver_rules, fake_cluster, fakes, gpu_values
 from tests.rigs.node.node_rig import NodeRig
 

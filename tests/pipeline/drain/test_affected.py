@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from mig_manager.core import steps
-from mig_manager.core.node import well_known
+from mig_manager.core.objects import well_known
 from mig_manager.reasons import Reason
 from tests.rigs.node import agents, ends, node_rig, nodes, strikes
 

@@ -12,7 +12,8 @@ import structlog.testing
 from mig_manager import errors
 from mig_manager.agent.pods import drain_scope
 from mig_manager.core import ports
-from mig_manager.core.node import evictions, pod_object, policies
+from mig_manager.core.node import evictions, policies
+from mig_manager.core.objects import pod_object
 from mig_manager.reasons import Reason
 from tests.pipeline.drain.drains import (
     DOOMED,

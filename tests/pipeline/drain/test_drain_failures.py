@@ -7,7 +7,8 @@ from collections.abc import Mapping
 import pytest
 
 from mig_manager import errors
-from mig_manager.core.node import evictions, pod_object, policies
+from mig_manager.core.node import evictions, policies
+from mig_manager.core.objects import pod_object
 from mig_manager.reasons import Reason
 from tests.pipeline.drain.drains import (
     FORBIDDEN,

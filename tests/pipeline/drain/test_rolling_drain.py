@@ -7,7 +7,8 @@ import pytest
 
 from mig_manager import errors
 from mig_manager.core import model
-from mig_manager.core.node import policies, well_known
+from mig_manager.core.node import policies
+from mig_manager.core.objects import well_known
 from mig_manager.reasons import Reason
 from tests.pipeline.drain.deployments import CONFIG, Deployment, is_closed, node_with, try_once
 from tests.rigs.node import agents, cluster_parts, ends, nodes, strikes

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from mig_manager.core.node import well_known
+from mig_manager.core.objects import well_known
 from mig_manager.reasons import Reason
 from tests.rigs.node import agents, ends, node_rig, nodes, strikes
 

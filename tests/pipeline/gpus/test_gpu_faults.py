@@ -9,7 +9,7 @@ import structlog.testing
 from mig_manager import errors, reasons
 from mig_manager.agent import outcomes
 from mig_manager.core import model
-from mig_manager.core.node import well_known
+from mig_manager.core.objects import well_known
 from mig_manager.core.settings import node_settings
 from tests.pipeline import repairs
 from tests.rigs.node import agents, ends, fakes, gpu_values, node_rig, nodes, strikes

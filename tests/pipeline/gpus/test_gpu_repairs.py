@@ -9,7 +9,7 @@ import pytest
 from mig_manager import errors, reasons
 from mig_manager.agent import drift
 from mig_manager.core import model, steps
-from mig_manager.core.node import well_known
+from mig_manager.core.objects import well_known
 from mig_manager.core.settings import node_settings
 from tests.pipeline import repairs
 from tests.rigs.node import agents, ends, fakes, gpu_values, node_rig, samples, strikes

@@ -7,7 +7,7 @@ import structlog.testing
 
 from mig_manager import errors
 from mig_manager.core import liveness, model, ports, steps
-from mig_manager.core.node import well_known
+from mig_manager.core.objects import well_known
 from mig_manager.core.records import host_copy, journals, requests, verified_layouts
 from mig_manager.reasons import Reason
 from tests.rigs.node import agents, ends, gpu_values, node_rig, nodes, strikes

@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from mig_manager.core import steps
-from mig_manager.core.node import policies, well_known
+from mig_manager.core.node import policies
+from mig_manager.core.objects import well_known
 from mig_manager.reasons import Reason
 from tests.pipeline import drifts
 from tests.pipeline.custom_requests import custom_layout, document, request_custom

@@ -11,7 +11,7 @@ from mig_manager.adapters.host import gpu_reset, programs
 from mig_manager.adapters.nvml import nvml_gpus
 from mig_manager.agent import outcomes
 from mig_manager.core import model, ports
-from mig_manager.core.node import well_known
+from mig_manager.core.objects import well_known
 from mig_manager.reasons import Reason
 from mig_manager.sandbox.driver import simulated_nvml, states
 from testkit import nvidia_smi, nvml_faults

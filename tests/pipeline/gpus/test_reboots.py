@@ -10,7 +10,8 @@ import pytest
 
 from mig_manager import errors
 from mig_manager.core import model, steps
-from mig_manager.core.node import policies, well_known
+from mig_manager.core.node import policies
+from mig_manager.core.objects import well_known
 from mig_manager.core.records import verified_layouts
 from mig_manager.reasons import Reason
 from tests.rigs.node import agents, ends, fakes, gpu_values, node_rig, nodes, strikes

@@ -8,7 +8,7 @@ from mig_manager import reasons
 from mig_manager.agent import drift
 from mig_manager.core import model
 from mig_manager.core.fleet import slots
-from mig_manager.core.node import well_known
+from mig_manager.core.objects import well_known
 from mig_manager.core.settings import node_settings
 from tests.pipeline import custom_requests, repairs
 from tests.rigs.node import agents, ends, fakes, gpu_values, node_rig, nodes, strikes

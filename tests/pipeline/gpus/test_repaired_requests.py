@@ -3,7 +3,7 @@
 from mig_manager import errors, reasons
 from mig_manager.agent import drift
 from mig_manager.core import model, steps
-from mig_manager.core.node import well_known
+from mig_manager.core.objects import well_known
 from tests.pipeline import repairs
 from tests.rigs.node import agents, ends, gpu_values, nodes
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from mig_manager.agent import outcomes
 from mig_manager.core import model
-from mig_manager.core.node import well_known
+from mig_manager.core.objects import well_known
 from tests.pipeline import dra_scenes
 from tests.pipeline.recovery.played_changes import MAX_PAUSES, PlayedChange, device_names
 from tests.pipeline.swept_changes import NodeEnd

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Hashable, Mapping
 from collections.abc import Set as AbstractSet
 
-from mig_manager.core.node import well_known
+from mig_manager.core.objects import well_known
 from tests.rigs import layout_table
 from tests.rigs.node import cluster_parts, node_rig, parts
 

@@ -10,7 +10,7 @@ from mig_manager import errors, reasons
 from mig_manager.agent import outcomes
 from mig_manager.core import model, steps
 from mig_manager.core.layout import custom_layouts
-from mig_manager.core.node import well_known
+from mig_manager.core.objects import well_known
 from mig_manager.core.settings import node_settings
 from tests.pipeline import agent_loop
 from tests.pipeline.recovery import node_keys

@@ -7,7 +7,7 @@ import pytest
 from mig_manager import errors, reasons
 from mig_manager.agent.pods import node_advertisers
 from mig_manager.core import model, steps
-from mig_manager.core.node import well_known
+from mig_manager.core.objects import well_known
 from tests.pipeline.swept_changes import CHANGES, SWEPT
 from tests.rigs.node import agents, ends, fakes, node_rig, nodes, strikes
 from tests.rigs.node.nodes import DCGM, EXPORTER, GFD, monitored_node

@@ -6,7 +6,7 @@ import pytest
 
 from mig_manager import errors, reasons
 from mig_manager.core import model
-from mig_manager.core.node import well_known
+from mig_manager.core.objects import well_known
 from mig_manager.core.records import journals, node_entries
 from tests.rigs.node import agents, ends, gpu_values, node_rig, nodes, strikes
 

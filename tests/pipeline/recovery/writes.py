@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from mig_manager.agent.pods import device_listing
-from mig_manager.core.node import well_known
+from mig_manager.core.objects import well_known
 from tests.pipeline import agent_loop
 from tests.pipeline.recovery import played_changes
 from tests.pipeline.recovery.played_changes import PlayedChange

@@ -10,7 +10,7 @@ import pytest
 from mig_manager import errors, reasons
 from mig_manager.agent import drift, outcomes
 from mig_manager.core import gpu_processes, model
-from mig_manager.core.node import well_known
+from mig_manager.core.objects import well_known
 from tests.rigs import layout_table
 from tests.rigs.node import agents, fakes, gpu_values, node_rig, nodes
 

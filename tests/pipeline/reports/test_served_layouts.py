@@ -8,7 +8,7 @@ import pytest
 from mig_manager import errors, reasons
 from mig_manager.agent import drift
 from mig_manager.core.layout import config, layout_list
-from mig_manager.core.node import well_known
+from mig_manager.core.objects import well_known
 from mig_manager.core.settings import node_settings
 from tests.rigs.node import agents, fakes, gpu_values, node_rig, nodes, strikes
 

@@ -4,7 +4,7 @@ import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
-from mig_manager.core.node import well_known
+from mig_manager.core.objects import well_known
 from mig_manager.reasons import Reason
 from tests.pipeline import agent_loop
 from tests.rigs.node import agents, fakes, inboxes, node_rig, strikes

@@ -9,7 +9,7 @@ from mig_manager import errors
 from mig_manager.agent import drift
 from mig_manager.core import model
 from mig_manager.core.layout import layout_list
-from mig_manager.core.node import well_known
+from mig_manager.core.objects import well_known
 from mig_manager.core.records import journals, node_entries
 from mig_manager.reasons import Reason
 from tests.pipeline.custom_requests import (

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mig_manager.core.node import well_known
+from mig_manager.core.objects import well_known
 from mig_manager.reasons import Reason
 from tests.pipeline.requests.stories import Story
 from tests.rigs.node import agents, nodes

@@ -8,7 +8,7 @@ import pytest
 from mig_manager import errors
 from mig_manager.agent import intake
 from mig_manager.core.layout import custom_layouts
-from mig_manager.core.node import well_known
+from mig_manager.core.objects import well_known
 from tests.rigs.node import agents, ends, nodes
 
 

@@ -9,7 +9,8 @@ import pytest
 from mig_manager import errors
 from mig_manager.agent import drift
 from mig_manager.core import gpu_processes, steps
-from mig_manager.core.node import policies, well_known
+from mig_manager.core.node import policies
+from mig_manager.core.objects import well_known
 from mig_manager.core.records import requests
 from mig_manager.reasons import Reason
 from tests.pipeline.custom_requests import (

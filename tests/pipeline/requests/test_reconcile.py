@@ -8,7 +8,7 @@ import pytest
 import structlog
 
 from mig_manager.core import model, steps
-from mig_manager.core.node import discovery_labels, well_known
+from mig_manager.core.objects import discovery_labels, well_known
 from mig_manager.core.records import inventory_codec, run_status
 from mig_manager.reasons import Reason
 from tests.rigs.node import agents, ends, fake_host, fakes, gpu_values, node_rig, nodes, strikes

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from mig_manager.core.fleet import slots
-from mig_manager.core.node import well_known
+from mig_manager.core.objects import well_known
 from mig_manager.reasons import Reason
 from tests.pipeline import agent_loop, gpu_processes
 from tests.pipeline.custom_requests import CHANGED

@@ -7,7 +7,7 @@ import pytest
 
 from mig_manager import reasons
 from mig_manager.core import model, steps
-from mig_manager.core.node import well_known
+from mig_manager.core.objects import well_known
 from mig_manager.core.settings import node_settings
 from mig_manager.reasons import Reason
 from tests.rigs.node import agents, gpu_values, node_rig, nodes, strikes

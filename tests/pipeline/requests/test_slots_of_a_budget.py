@@ -8,7 +8,7 @@ import pytest
 from mig_manager import errors
 from mig_manager.core import steps
 from mig_manager.core.fleet import slots
-from mig_manager.core.node import well_known
+from mig_manager.core.objects import well_known
 from mig_manager.reasons import Reason
 from tests.rigs.node import agents, ends, fakes, node_rig, nodes, parts, strikes
 

@@ -1,7 +1,7 @@
 """Another program that holds the node's lock: the agent waits for it, and touches nothing."""
 
 from mig_manager.agent import drift
-from mig_manager.core.node import well_known
+from mig_manager.core.objects import well_known
 from mig_manager.reasons import Reason
 from tests.pipeline.drifts import tamper
 from tests.rigs.node import agents, ends, fakes, nodes, strikes

@@ -10,7 +10,8 @@ from mig_manager import errors
 from mig_manager.agent import drift
 from mig_manager.core import model
 from mig_manager.core.fleet import slots
-from mig_manager.core.node import discovery_labels, strategies, well_known
+from mig_manager.core.node.devices import strategies
+from mig_manager.core.objects import discovery_labels, well_known
 from mig_manager.reasons import Reason
 from tests.pipeline.drifts import tamper
 from tests.rigs import layout_table

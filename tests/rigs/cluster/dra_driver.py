@@ -6,7 +6,8 @@ from typing import Any
 
 from mig_manager.adapters.kubernetes import api, responses
 from mig_manager.core import model
-from mig_manager.core.node import claims, well_known
+from mig_manager.core.node.devices import claims
+from mig_manager.core.objects import well_known
 from mig_manager.sandbox import stages
 from mig_manager.sandbox.node import cluster_view, objects
 from tests.rigs import api_objects

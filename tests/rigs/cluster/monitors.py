@@ -1,6 +1,6 @@
 """A monitor of GPUs, as the GPU operator deploys it."""
 
-from mig_manager.core.node import well_known
+from mig_manager.core.objects import well_known
 from mig_manager.sandbox.node import objects
 
 NAME = "nvidia-dcgm-exporter"

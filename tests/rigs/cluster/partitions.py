@@ -11,7 +11,8 @@ from typing import Any
 
 from mig_manager.core import model
 from mig_manager.core.layout import config, selection
-from mig_manager.core.node import resources, well_known
+from mig_manager.core.node.devices import resources
+from mig_manager.core.objects import well_known
 from mig_manager.core.partitioning import decider, demand
 from mig_manager.core.partitioning.decision import decisions, past_decisions, waiting
 from mig_manager.core.partitioning.nodes import (

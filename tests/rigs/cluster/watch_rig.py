@@ -6,7 +6,7 @@ from typing import Any
 
 from mig_manager.adapters.kubernetes import api, responses, watch
 from mig_manager.core import timing
-from mig_manager.core.node import well_known
+from mig_manager.core.objects import well_known
 from mig_manager.sandbox.apiserver import kinds
 from testkit import apiserver
 from tests.rigs import api_objects, waiting

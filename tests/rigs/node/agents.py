@@ -25,7 +25,7 @@ from mig_manager.agent import (
 )
 from mig_manager.core import ports
 from mig_manager.core.layout import custom_layouts
-from mig_manager.core.node import client_table
+from mig_manager.core.node.daemons import client_table
 from tests.rigs import layout_table
 from tests.rigs.node import fake_cluster, fake_host, fakes, node_rig
 

@@ -6,14 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 from mig_manager.core import model
-from mig_manager.core.node import (
-    claims,
-    clients,
-    evictions,
-    pod_object,
-    selectors,
-    well_known,
-)
+from mig_manager.core.node import evictions
+from mig_manager.core.node.daemons import clients
+from mig_manager.core.node.devices import claims
+from mig_manager.core.objects import pod_object, selectors, well_known
 from mig_manager.core.records import inventory_codec, journals
 from tests.rigs.node import fakes, parts, samples
 

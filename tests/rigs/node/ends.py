@@ -8,7 +8,7 @@ import pytest
 from mig_manager import errors, reasons
 from mig_manager.agent import outcomes
 from mig_manager.core import model
-from mig_manager.core.node import well_known
+from mig_manager.core.objects import well_known
 from mig_manager.core.records import journals
 from tests.rigs import layout_table
 from tests.rigs.node import agents, fake_cluster, fakes, gpu_values, node_rig, unrestored

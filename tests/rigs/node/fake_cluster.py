@@ -7,14 +7,9 @@ from collections.abc import Callable, Collection, Mapping
 
 from mig_manager import errors, reasons
 from mig_manager.core.fleet import slots
-from mig_manager.core.node import (
-    claims,
-    evictions,
-    node_object,
-    pod_object,
-    resources,
-    well_known,
-)
+from mig_manager.core.node import evictions
+from mig_manager.core.node.devices import claims, resources
+from mig_manager.core.objects import node_object, pod_object, well_known
 from mig_manager.core.records import readiness
 from tests.rigs import contract
 from tests.rigs.node import node_rig

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from mig_manager.agent import intake
 from mig_manager.core.layout import custom_layouts
-from mig_manager.core.node import node_object, well_known
+from mig_manager.core.objects import node_object, well_known
 from tests.rigs.node import fakes, node_rig
 
 

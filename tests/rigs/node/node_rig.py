@@ -9,8 +9,10 @@ from collections.abc import Callable
 from typing import Self
 
 from mig_manager.core import model
-from mig_manager.core.node import claims as dra
-from mig_manager.core.node import clients, policies, well_known
+from mig_manager.core.node import policies
+from mig_manager.core.node.daemons import clients
+from mig_manager.core.node.devices import claims as dra
+from mig_manager.core.objects import well_known
 from tests.rigs.node import cluster_parts, driver_rules, fakes, gpu_values, parts, samples
 from tests.rigs.node.kept_file import FakeKeptFile
 

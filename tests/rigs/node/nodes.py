@@ -4,7 +4,9 @@ import functools
 from typing import Any
 
 from mig_manager.agent import outcomes
-from mig_manager.core.node import claims, policies, well_known
+from mig_manager.core.node import policies
+from mig_manager.core.node.devices import claims
+from mig_manager.core.objects import well_known
 from tests.rigs.node import agents, gpu_values, node_rig, samples
 
 

@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping
 from mig_manager import errors
 from mig_manager.core import gpu_processes, model, steps
 from mig_manager.core.fleet import slots
-from mig_manager.core.node import claims, pod_object
+from mig_manager.core.node.devices import claims
+from mig_manager.core.objects import pod_object
 
 
 @dataclasses.dataclass(slots=True)

@@ -11,7 +11,7 @@ import re
 from typing import Any
 
 from mig_manager.core import model, steps
-from mig_manager.core.node import node_object, pod_object
+from mig_manager.core.objects import node_object, pod_object
 from tests.rigs.node import gpu_values
 
 _PROFILE = re.compile(r"(?:(\d+)c\.)?(\d+)g\.(\d+)gb(?:([+-])(.+))?")

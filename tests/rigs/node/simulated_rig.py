@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from mig_manager.adapters.nvml import processes as nvml_processes
 from mig_manager.core import gpu_processes, model
-from mig_manager.core.node import well_known
+from mig_manager.core.objects import well_known
 from mig_manager.sandbox.driver import states, transitions
 from testkit import nvml_faults
 from tests.rigs.node import cluster_parts, node_rig

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
-from mig_manager.core.node import node_object, well_known
+from mig_manager.core.objects import node_object, well_known
 from mig_manager.core.records import journals, node_entries
 
 _Entries = TypeVar("_Entries", node_entries.NodeEntries, journals.HostEntries, journals.GpuEntries)

@@ -12,7 +12,7 @@ from prometheus_client import parser
 from mig_manager.adapters.kubernetes import api
 from mig_manager.core import model
 from mig_manager.core.layout import config
-from mig_manager.core.node import node_object, well_known
+from mig_manager.core.objects import node_object, well_known
 from mig_manager.sandbox import demo_layouts, machines, stages
 from mig_manager.sandbox.driver import states
 from mig_manager.sandbox.node import cluster_view, sandbox_node

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from mig_manager.core.node import well_known
+from mig_manager.core.objects import well_known
 from mig_manager.sandbox.apiserver import store
 from mig_manager.sandbox.node import cluster_view, control_plane, manifests, objects
 from testkit import apiserver

@@ -4,7 +4,7 @@ import itertools
 import pytest
 
 from mig_manager.core import model
-from mig_manager.core.node import strategies
+from mig_manager.core.node.devices import strategies
 from mig_manager.sandbox.node import device_plugin
 
 _1G = model.Profile(compute_slices=1, gpu_slices=1, memory_gb=5)

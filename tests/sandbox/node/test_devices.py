@@ -8,7 +8,7 @@ import pytest
 
 from mig_manager import errors
 from mig_manager.adapters import pod_resources
-from mig_manager.core.node import pod_object
+from mig_manager.core.objects import pod_object
 from mig_manager.sandbox.node import device_manager, manifests, objects
 from tests.rigs.node import fakes
 

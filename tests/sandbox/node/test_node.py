@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from mig_manager.adapters import pod_resources
-from mig_manager.core.node import resources, well_known
+from mig_manager.core.node.devices import resources
+from mig_manager.core.objects import well_known
 from mig_manager.core.planner import planner
 from mig_manager.sandbox.node import cluster_view, manifests, objects
 from testkit import nvml_faults

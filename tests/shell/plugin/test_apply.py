@@ -11,7 +11,7 @@ from mig_manager import reasons
 from mig_manager.adapters.kubectl import Kubectl
 from mig_manager.core import model
 from mig_manager.core.layout import config, custom_layouts, layout_list, served
-from mig_manager.core.node import node_object, well_known
+from mig_manager.core.objects import node_object, well_known
 from testkit import apiserver
 from tests.rigs import api_objects
 from tests.rigs.shell import commandline, plugin_rig

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import pytest
 
 from mig_manager.core import model
-from mig_manager.core.node import well_known
+from mig_manager.core.objects import well_known
 from tests.rigs import api_objects
 from tests.rigs.shell import plugin_rig
 

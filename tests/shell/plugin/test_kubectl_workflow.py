@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from mig_manager.core.node import well_known
+from mig_manager.core.objects import well_known
 from tests.rigs import programs
 from tests.rigs.shell import plugin_rig
 from tests.rigs.stage import agent_stage

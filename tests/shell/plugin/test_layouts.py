@@ -8,7 +8,7 @@ import pytest
 from mig_manager.core import model
 from mig_manager.core.display import bar, picture
 from mig_manager.core.layout import config, generator, layout_list
-from mig_manager.core.node import well_known
+from mig_manager.core.objects import well_known
 from testkit import apiserver
 from tests.rigs import api_objects
 from tests.rigs.shell import plugin_rig

@@ -11,7 +11,8 @@ from mig_manager.core import model
 from mig_manager.core.display import bar
 from mig_manager.core.fleet import fleet_nodes, node_moments, node_reports
 from mig_manager.core.layout import config
-from mig_manager.core.node import pod_object, resources
+from mig_manager.core.node.devices import resources
+from mig_manager.core.objects import pod_object
 from mig_manager.kubectl import node_history, node_plans, node_status
 from mig_manager.kubectl.commands import history, status
 from tests.rigs.node import samples

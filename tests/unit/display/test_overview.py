@@ -9,7 +9,7 @@ import pytest
 from mig_manager.core import model
 from mig_manager.core.display import bar
 from mig_manager.core.fleet import fleet_nodes, node_reports, overview
-from mig_manager.core.node import pod_object, well_known
+from mig_manager.core.objects import pod_object, well_known
 from mig_manager.core.records import journals
 from tests.rigs import api_objects
 from tests.rigs.node import samples

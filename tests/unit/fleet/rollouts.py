@@ -5,7 +5,7 @@ from typing import Any
 
 from mig_manager.core import model
 from mig_manager.core.fleet import fleet_nodes, goals, marks, rollout
-from mig_manager.core.node import node_object, well_known
+from mig_manager.core.objects import node_object, well_known
 from mig_manager.core.records import run_status
 from tests.rigs import api_objects
 from tests.rigs.node import samples

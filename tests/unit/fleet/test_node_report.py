@@ -12,7 +12,7 @@ from mig_manager import reasons
 from mig_manager.agent import outcomes
 from mig_manager.core import messages, model
 from mig_manager.core.fleet import fleet_nodes, node_reports
-from mig_manager.core.node import well_known
+from mig_manager.core.objects import well_known
 from mig_manager.core.records import gpu_recovery, inventory_codec, readiness, run_status
 from tests.rigs.node import samples
 

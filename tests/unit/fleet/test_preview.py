@@ -10,7 +10,7 @@ from mig_manager.catalogue import hardware
 from mig_manager.core import model
 from mig_manager.core.fleet import fleet_nodes, listed_layouts, preview
 from mig_manager.core.layout import config, layout_list, served
-from mig_manager.core.node import discovery_labels, pod_object, well_known
+from mig_manager.core.objects import discovery_labels, pod_object, well_known
 from mig_manager.core.records import inventory_codec
 from tests.rigs.node import agents, gpu_values, samples
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from mig_manager.core import model
 from mig_manager.core.fleet import fleet_nodes, goals, marks, rollout
 from mig_manager.core.layout import custom_layouts
-from mig_manager.core.node import well_known
+from mig_manager.core.objects import well_known
 from tests.unit.fleet.rollouts import (
     LAYOUT,
     NodeState,

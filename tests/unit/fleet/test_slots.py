@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from mig_manager.core.fleet import slots
-from mig_manager.core.node import lease, well_known
+from mig_manager.core.objects import lease, well_known
 from mig_manager.core.records import journals, node_entries
 from tests.rigs.node import samples
 

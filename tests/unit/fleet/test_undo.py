@@ -7,7 +7,7 @@ import pytest
 
 from mig_manager.core import model
 from mig_manager.core.fleet import fleet_nodes, goals, marks, rollout
-from mig_manager.core.node import well_known
+from mig_manager.core.objects import well_known
 from tests.unit.fleet.rollouts import (
     FORMER,
     HOLD,

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from mig_manager import errors, reasons
 from mig_manager.core.layout import config, custom_layouts, layout_documents
-from mig_manager.core.node import node_object, well_known
+from mig_manager.core.objects import node_object, well_known
 from mig_manager.kubectl import layout_requests
 from tests.rigs.node import samples
 from tests.unit.layout import drawn_documents

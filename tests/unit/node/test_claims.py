@@ -9,14 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mig_manager.core import model
-from mig_manager.core.node import (
-    claims,
-    clients,
-    gpu_use,
-    mig_managers,
-    pod_object,
-    well_known,
-)
+from mig_manager.core.node import gpu_use
+from mig_manager.core.node.daemons import clients, mig_managers
+from mig_manager.core.node.devices import claims
+from mig_manager.core.objects import pod_object, well_known
 from tests.rigs.api_objects import a_claim, a_device, a_resource_slice
 from tests.rigs.node import driver_rules, gpu_values, samples
 

@@ -9,14 +9,9 @@ import pytest
 
 from mig_manager import errors
 from mig_manager.core import model, steps
-from mig_manager.core.node import (
-    client_table,
-    clients,
-    gpu_use,
-    mig_managers,
-    pod_object,
-    well_known,
-)
+from mig_manager.core.node import gpu_use
+from mig_manager.core.node.daemons import client_table, clients, mig_managers
+from mig_manager.core.objects import pod_object, well_known
 from mig_manager.core.planner import planner
 from tests.rigs.node import driver_rules, gpu_values, samples
 from tests.rigs.node.samples import pod

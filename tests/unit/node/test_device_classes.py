@@ -6,7 +6,7 @@ import pytest
 
 from mig_manager.catalogue import hardware
 from mig_manager.core import profile_name
-from mig_manager.core.node import device_classes
+from mig_manager.core.node.devices import device_classes
 
 NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 """A DNS subdomain (RFC 1123)."""

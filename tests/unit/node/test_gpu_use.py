@@ -8,14 +8,10 @@ import pytest
 
 from mig_manager import reasons
 from mig_manager.core import gpu_processes, model
-from mig_manager.core.node import (
-    client_table,
-    device_ids,
-    gpu_use,
-    instance_use,
-    pod_object,
-    well_known,
-)
+from mig_manager.core.node import gpu_use, instance_use
+from mig_manager.core.node.daemons import client_table
+from mig_manager.core.node.devices import device_ids
+from mig_manager.core.objects import pod_object, well_known
 from tests.rigs.node import driver_rules, samples
 from tests.rigs.node.samples import pod
 

@@ -6,7 +6,7 @@ import pytest
 
 from mig_manager import errors
 from mig_manager.core.fleet import fleet_nodes
-from mig_manager.core.node import api_values
+from mig_manager.core.objects import api_values
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,8 @@ import pytest
 
 from mig_manager import reasons
 from mig_manager.core import model
-from mig_manager.core.node import phantoms
-from mig_manager.core.node.strategies import Strategy
+from mig_manager.core.node.devices import phantoms
+from mig_manager.core.node.devices.strategies import Strategy
 from tests.rigs.node import samples
 
 GPU, SMALL, LARGE = "nvidia.com/gpu", "nvidia.com/mig-1g.5gb", "nvidia.com/mig-3g.20gb"

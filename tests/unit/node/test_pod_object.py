@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from mig_manager.core.node import pod_object, well_known
+from mig_manager.core.objects import pod_object, well_known
 from tests.rigs.api_objects import a_container, a_pod
 
 GPU = "nvidia.com/mig-1g.10gb"

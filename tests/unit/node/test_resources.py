@@ -6,14 +6,8 @@ import pytest
 
 from mig_manager.catalogue import hardware
 from mig_manager.core import model, profile_name
-from mig_manager.core.node import (
-    device_ids,
-    node_object,
-    pod_object,
-    resources,
-    schedulable,
-    strategies,
-)
+from mig_manager.core.node.devices import device_ids, resources, schedulable, strategies
+from mig_manager.core.objects import node_object, pod_object
 from mig_manager.core.planner import planner
 from tests.rigs.node import gpu_values, samples
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from mig_manager.core import model
-from mig_manager.core.node import claims, device_classes
+from mig_manager.core.node.devices import claims, device_classes
 from mig_manager.core.partitioning.decision import decisions, waiting
 from mig_manager.core.partitioning.nodes import claimed_nodes
 from tests.rigs import api_objects

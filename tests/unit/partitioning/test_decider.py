@@ -10,7 +10,7 @@ import pytest
 
 from mig_manager.core import model
 from mig_manager.core.layout import config, layout_documents
-from mig_manager.core.node import well_known
+from mig_manager.core.objects import well_known
 from mig_manager.core.partitioning import demand
 from mig_manager.core.partitioning.batch import assumed_pods, batches, feasible_nodes
 from mig_manager.core.partitioning.decision import offers, past_decisions, waiting

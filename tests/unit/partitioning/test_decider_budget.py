@@ -5,7 +5,7 @@ import datetime as dt
 import pytest
 
 from mig_manager.core import model
-from mig_manager.core.node import well_known
+from mig_manager.core.objects import well_known
 from mig_manager.core.partitioning import demand
 from mig_manager.core.partitioning.decision import changes
 from mig_manager.core.partitioning.nodes import node_requests, own_clock, partitioned

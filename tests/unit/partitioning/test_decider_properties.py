@@ -12,7 +12,7 @@ import hypothesis
 from hypothesis import strategies as st
 
 from mig_manager.core import model
-from mig_manager.core.node import resources
+from mig_manager.core.node.devices import resources
 from mig_manager.core.partitioning import demand
 from mig_manager.core.partitioning.decision import decisions, past_decisions, waiting
 from tests.rigs.cluster import partitions

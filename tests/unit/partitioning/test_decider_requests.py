@@ -9,7 +9,7 @@ import pytest
 
 from mig_manager.core import model
 from mig_manager.core.layout import config, custom_layouts
-from mig_manager.core.node import well_known
+from mig_manager.core.objects import well_known
 from mig_manager.core.partitioning.decision import decisions, past_decisions, waiting
 from mig_manager.core.records import inventory_codec
 from tests.rigs import api_objects

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import hypothesis
 from hypothesis import strategies as st
 
-from mig_manager.core.node import selectors
+from mig_manager.core.objects import selectors
 from mig_manager.core.partitioning import decider, demand
 from mig_manager.core.partitioning.batch import assumed_pods, batches, feasible_nodes
 from mig_manager.core.partitioning.decision import decisions, offers, past_decisions

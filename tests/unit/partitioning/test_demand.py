@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from mig_manager import errors
-from mig_manager.core.node import api_values, well_known
+from mig_manager.core.objects import api_values, well_known
 from mig_manager.core.partitioning import demand
 from mig_manager.core.partitioning.nodes import exclusions, partitioned
 from tests.rigs.cluster import partitions

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from mig_manager.core.node import well_known
+from mig_manager.core.objects import well_known
 from mig_manager.core.partitioning.decision import decisions, past_decisions
 from mig_manager.core.partitioning.nodes import partitioned
 from tests.rigs.cluster import partitions

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from mig_manager.core.node import well_known
+from mig_manager.core.objects import well_known
 from mig_manager.core.records import journals, node_entries
 from tests.rigs.node import samples
 

@@ -11,7 +11,7 @@ from mig_manager import reasons
 from mig_manager.core import model
 from mig_manager.core.fleet import fleet_nodes, marks
 from mig_manager.core.layout import layout_list
-from mig_manager.core.node import node_object, well_known
+from mig_manager.core.objects import node_object, well_known
 from mig_manager.core.records import (
     applied_gpus,
     capacity,

@@ -7,7 +7,7 @@ import functools
 from collections.abc import Mapping, Sequence
 
 from mig_manager.core import model
-from mig_manager.core.node import resources
+from mig_manager.core.node.devices import resources
 from mig_manager.core.partitioning.batch import assumed_pods, batches
 from mig_manager.core.partitioning.nodes import node_index, node_sets
 from mig_manager.core.partitioning.search import trial_change

@@ -5,7 +5,7 @@ import dataclasses
 import datetime as dt
 from collections.abc import Collection, Iterable, Mapping
 
-from mig_manager.core.node import resources
+from mig_manager.core.node.devices import resources
 from mig_manager.core.partitioning import demand
 from mig_manager.core.partitioning.decision import decisions, holds
 from mig_manager.core.partitioning.nodes import partitioned

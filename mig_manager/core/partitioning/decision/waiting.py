@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
 from mig_manager.core import messages, profile_name
-from mig_manager.core.node import well_known
+from mig_manager.core.objects import well_known
 from mig_manager.core.partitioning import demand
 from mig_manager.core.partitioning.batch import batches, feasible_nodes
 from mig_manager.core.partitioning.nodes import node_index, node_sets

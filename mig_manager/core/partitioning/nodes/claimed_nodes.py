@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 
 from mig_manager.core import messages
-from mig_manager.core.node import claims, device_classes, resources
+from mig_manager.core.node.devices import claims, device_classes, resources
 from mig_manager.core.partitioning import demand
 from mig_manager.core.partitioning.nodes import partitioned
 

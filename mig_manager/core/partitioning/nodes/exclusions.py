@@ -8,7 +8,8 @@ import functools
 from collections.abc import Iterator, Mapping, Sequence
 
 from mig_manager.core import messages
-from mig_manager.core.node import resources, selectors, well_known
+from mig_manager.core.node.devices import resources
+from mig_manager.core.objects import selectors, well_known
 from mig_manager.core.partitioning import demand
 from mig_manager.core.partitioning.nodes import node_sets, partitioned
 

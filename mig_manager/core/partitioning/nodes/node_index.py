@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Iterable, Mapping
 
 from mig_manager.core import model
-from mig_manager.core.node import resources
+from mig_manager.core.node.devices import resources
 from mig_manager.core.partitioning import demand
 from mig_manager.core.partitioning.nodes import exclusions, node_sets, partitioned
 from mig_manager.core.partitioning.search import fit_search, trial_change

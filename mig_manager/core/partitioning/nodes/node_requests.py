@@ -5,7 +5,7 @@ import contextlib
 import dataclasses
 from collections.abc import Iterable
 
-from mig_manager.core.node import resources
+from mig_manager.core.node.devices import resources
 from mig_manager.core.partitioning import demand
 from mig_manager.core.partitioning.nodes import partitioned
 

@@ -10,7 +10,8 @@ from mig_manager import errors, reasons
 from mig_manager.core import messages, model
 from mig_manager.core.fleet import fleet_nodes, slots
 from mig_manager.core.layout import custom_layouts, gpu_selectors
-from mig_manager.core.node import api_values, claims, resources, strategies, well_known
+from mig_manager.core.node.devices import claims, resources, strategies
+from mig_manager.core.objects import api_values, well_known
 from mig_manager.core.partitioning import demand
 from mig_manager.core.records import run_status
 

@@ -15,7 +15,8 @@ from mig_manager.adapters.host import lock_file
 from mig_manager.adapters.kubernetes import api, kube_node, lease_slots, pod_claims, pods
 from mig_manager.core import ports
 from mig_manager.core.fleet import slots
-from mig_manager.core.node import claims, pod_object
+from mig_manager.core.node.devices import claims
+from mig_manager.core.objects import pod_object
 from mig_manager.sandbox.apiserver import kinds
 from testkit import apiserver
 from tests.rigs import api_objects

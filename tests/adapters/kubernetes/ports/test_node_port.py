@@ -7,7 +7,7 @@ import pytest
 
 from mig_manager import errors, reasons
 from mig_manager.core.fleet import slots
-from mig_manager.core.node import node_object, well_known
+from mig_manager.core.objects import node_object, well_known
 from mig_manager.core.records import gpu_recovery, readiness
 from tests.adapters.kubernetes.ports import port_rigs
 from tests.adapters.kubernetes.ports.port_rigs import GPU, OTHER, Rig

@@ -7,7 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from mig_manager import errors, reasons
-from mig_manager.core.node import evictions, pod_object
+from mig_manager.core.node import evictions
+from mig_manager.core.objects import pod_object
 from tests.adapters.kubernetes.ports import port_rigs
 from tests.adapters.kubernetes.ports.port_rigs import GPU, Rig
 

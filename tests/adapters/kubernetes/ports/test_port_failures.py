@@ -5,7 +5,8 @@ from collections.abc import Callable
 import pytest
 
 from mig_manager import errors
-from mig_manager.core.node import evictions, node_object, pod_object
+from mig_manager.core.node import evictions
+from mig_manager.core.objects import node_object, pod_object
 from mig_manager.core.records import readiness
 from tests.adapters.kubernetes.ports.port_rigs import GPU, OTHER, Rig
 

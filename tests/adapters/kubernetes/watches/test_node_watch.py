@@ -15,7 +15,7 @@ import structlog.testing
 
 from mig_manager.adapters.kubernetes import responses, watch
 from mig_manager.core import timing
-from mig_manager.core.node import node_object, well_known
+from mig_manager.core.objects import node_object, well_known
 from mig_manager.sandbox.apiserver import kinds
 from testkit import apiserver
 from tests.rigs import waiting

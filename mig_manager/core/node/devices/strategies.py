@@ -5,7 +5,8 @@ import enum
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from mig_manager.core import model
-from mig_manager.core.node import clients, discovery_labels, pod_object
+from mig_manager.core.node.daemons import clients
+from mig_manager.core.objects import discovery_labels, pod_object
 
 DISPLAYS = frozenset({"DGX Display", "NVIDIA DGX Display"})
 """Console GPUs of a DGX Station, which the plugin skips: go-nvlib does so by name."""

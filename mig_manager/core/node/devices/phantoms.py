@@ -12,7 +12,8 @@ import json
 from collections.abc import Callable, Iterable, Mapping
 
 from mig_manager.core import model
-from mig_manager.core.node import node_object, resources, strategies
+from mig_manager.core.node.devices import resources, strategies
+from mig_manager.core.objects import node_object
 
 _Devices = Mapping[str, frozenset[str]]
 

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable
 
 from mig_manager.core import model
-from mig_manager.core.node import strategies
+from mig_manager.core.node.devices import strategies
 
 _UUID = r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
 DEVICE_UUID = re.compile(rf"(?:GPU|MIG)-{_UUID}|MIG-GPU-{_UUID}/\d+/\d+", re.IGNORECASE)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from mig_manager.core import messages, timestamps
-from mig_manager.core.node import api_values, well_known
+from mig_manager.core.objects import api_values, well_known
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from mig_manager import errors, reasons
-from mig_manager.core.node import api_values, well_known
+from mig_manager.core.objects import api_values, well_known
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

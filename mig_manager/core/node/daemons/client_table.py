@@ -16,7 +16,7 @@ import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 
 from mig_manager.core.files import yaml_fields, yaml_tree
-from mig_manager.core.node import pod_object, well_known
+from mig_manager.core.objects import pod_object, well_known
 
 VERSION = "v1"
 

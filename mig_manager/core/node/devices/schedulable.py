@@ -4,7 +4,8 @@ import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from mig_manager.core import model
-from mig_manager.core.node import device_ids, node_object, resources, strategies
+from mig_manager.core.node.devices import device_ids, resources, strategies
+from mig_manager.core.objects import node_object
 
 _REPLICAS = ".replicas"  # end of the labels of GPU feature discovery for replicas
 

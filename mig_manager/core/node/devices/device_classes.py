@@ -13,7 +13,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from mig_manager.core import model
-from mig_manager.core.node import resources, well_known
+from mig_manager.core.node.devices import resources
+from mig_manager.core.objects import well_known
 
 VERSION = "resource.k8s.io/v1"
 PATH = f"/apis/{VERSION}/deviceclasses"

@@ -4,7 +4,7 @@ import dataclasses
 import re
 from collections.abc import Iterable, Mapping
 
-from mig_manager.core.node import pod_object
+from mig_manager.core.objects import pod_object
 
 _OPERATORS = "nvidia-mig-manager"
 _OUR_NAME = "mig-manager"

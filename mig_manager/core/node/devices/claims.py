@@ -11,7 +11,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from mig_manager.core import model
-from mig_manager.core.node import device_ids, pod_object, strategies, well_known
+from mig_manager.core.node.devices import device_ids, strategies
+from mig_manager.core.objects import pod_object, well_known
 
 DEPLOY_LABEL = well_known.DEPLOY_LABEL_PREFIX + "dra-driver"
 """Node label by which the GPU operator's GPUCluster deploys the driver."""

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from mig_manager import errors, reasons
-from mig_manager.core.node import well_known
+from mig_manager.core.objects import well_known
 
 
 @contextlib.contextmanager

@@ -3,7 +3,8 @@
 from collections.abc import Collection, Iterable, Mapping
 
 from mig_manager.core import steps
-from mig_manager.core.node import client_table, pod_object, well_known
+from mig_manager.core.node.daemons import client_table
+from mig_manager.core.objects import pod_object, well_known
 
 DISCOVERY_DEPLOY_LABEL = well_known.DEPLOY_LABEL_PREFIX + "gpu-feature-discovery"
 

@@ -12,7 +12,8 @@ import types
 from collections.abc import Iterable, Mapping, Sequence
 
 from mig_manager.core import model, profile_name, steps
-from mig_manager.core.node import pod_object, strategies, well_known
+from mig_manager.core.node.devices import strategies
+from mig_manager.core.objects import pod_object, well_known
 
 GPU = f"{well_known.RESOURCE_PREFIX}gpu"  # a whole GPU
 _MIG_PREFIX = f"{well_known.RESOURCE_PREFIX}mig-"

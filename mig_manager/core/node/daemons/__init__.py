@@ -1,0 +1,1 @@
+"""The daemons of a node, by their pods: GPU clients to pause, and other MIG managers."""

@@ -1,0 +1,1 @@
+"""Objects of the Kubernetes API, parsed, and the names that they have by agreement."""
