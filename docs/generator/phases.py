@@ -115,7 +115,7 @@ def _play(
     return request.checks
 
 
-def _with_every_call_failing(change: swept_changes.Change, story: Story) -> None:
+def _with_every_call_failing(change: swept_changes.NodeChange, story: Story) -> None:
     for index, call in enumerate(change.calls()):
         rig = change.make()
         rig.fail_once_at = {index: strikes.broken(call)}
@@ -127,13 +127,13 @@ def _with_every_call_failing(change: swept_changes.Change, story: Story) -> None
             _play(rig, change.layout, story)
 
 
-def _superseded_at_every_check(change: swept_changes.Change, story: Story) -> None:
+def _superseded_at_every_check(change: swept_changes.NodeChange, story: Story) -> None:
     for question in itertools.count(1):
         if _play(change.make(), change.layout, story, superseded_at=question) < question:
             return
 
 
-def _killed_everywhere(change: swept_changes.Change, story: Story) -> None:
+def _killed_everywhere(change: swept_changes.NodeChange, story: Story) -> None:
     """Kill it at every call; its successor resumes, or another layout is requested."""
     for index in range(len(change.calls())):
         for requested in (change.layout, _OTHER_LAYOUT):

@@ -18,7 +18,7 @@ _ROLLED_BACK = (UNDISTURBED - {"Verify"}) | {"RollBack"}
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
+class ProcessChange:
     name: str
     spec: str
     was: str = ""  # the layout that is active before; empty: none, and MIG is off
@@ -68,34 +68,34 @@ _ONCE_ON_THE_ROLLBACK = nvml_faults.Fault(
 )
 """On the first GPU two small instances come, and the large one that was before does not."""
 
-FIRST = Change(
+FIRST = ProcessChange(
     name="first layout on A100",
     spec="2xA100-SXM4-40GB",
     layout="two-sizes",
     whole_gpu_pods=1,
     has_monitor=True,
 )
-FIRST_HOPPER = Change(
+FIRST_HOPPER = ProcessChange(
     name="first layout on H100",
     spec="1xH100",
     layout="two-sizes-h100",
     phases=UNDISTURBED - {"Drain"} | {"Taint"},
 )
-ONE_SLICE = Change(
+ONE_SLICE = ProcessChange(
     name="one slice on a busy node",
     spec="1xA100-SXM4-40GB",
     was="all-balanced",
     layout="one-slice",
     other="fewer",
 )
-MODE_OFF = Change(
+MODE_OFF = ProcessChange(
     name="mode off on one of two GPUs",
     spec="2xA100-SXM4-40GB",
     was="two-sizes",
     layout="first-off",
     has_monitor=True,
 )
-FAILING = Change(
+FAILING = ProcessChange(
     name="failing apply",
     spec="2xA100-SXM4-40GB",
     was="uneven",
@@ -163,7 +163,7 @@ class Variant(NamedTuple):
     It is a row of the matrix.
     """
 
-    change: Change
+    change: ProcessChange
     downtime: Downtime = Downtime.RESTART
     strike_with: signal.Signals = signal.SIGKILL
 

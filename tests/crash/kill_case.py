@@ -19,7 +19,7 @@ _GRACE_S = 60.0
 _CONVERGE_S = 60.0
 
 Downtime = changes.Downtime
-Recorder = Callable[[changes.Change], "Recording"]
+Recorder = Callable[[changes.ProcessChange], "Recording"]
 Ends = Collection[tuple[str | None, str | None, layout_table.Gpus]]
 """How a node may be in the end: its state, its applied layout, and its GPUs."""
 
@@ -42,7 +42,7 @@ class KillResult(NamedTuple):
     problems: tuple[str, ...] = ()
 
 
-def record(change: changes.Change) -> Recording:
+def record(change: changes.ProcessChange) -> Recording:
     """Play a change, and what leads to it, without a disturbance.
 
     Whether kubelet or the agent reports new devices first, and whether a wait polls at all,
@@ -54,7 +54,7 @@ def record(change: changes.Change) -> Recording:
     return Recording(start=start, moments=moments)
 
 
-def _moments(change: changes.Change, start: stage.Start) -> tuple[str, ...]:
+def _moments(change: changes.ProcessChange, start: stage.Start) -> tuple[str, ...]:
     with stage.CrashStage(change, start) as rig:
         assert rig.devices_in_words() == change.before
         rig.label(change.layout)
@@ -66,7 +66,7 @@ def _moments(change: changes.Change, start: stage.Start) -> tuple[str, ...]:
         return strike_points.distinct_moments(agent.moments())
 
 
-def _start_of(change: changes.Change) -> stage.Start:
+def _start_of(change: changes.ProcessChange) -> stage.Start:
     bare = dataclasses.replace(change, guarded_resource="", is_cordoned=False, options=())
     with stage.CrashStage(bare, None) as rig:
         keys = {well_known.CONFIG_LABEL, well_known.STATE_LABEL, well_known.APPLIED_LABEL}
@@ -198,7 +198,7 @@ def _not_restored(rig: stage.CrashStage, *, is_stopped: bool = False) -> list[st
     return [*hooks, *slots, *on_node]
 
 
-def _allowed_ends(change: changes.Change, downtime: Downtime) -> Ends:
+def _allowed_ends(change: changes.ProcessChange, downtime: Downtime) -> Ends:
     """Return how the node may be in the end; a change that failed has not moved an instance."""
     was, success, failed = (
         change.was or None,

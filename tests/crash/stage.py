@@ -73,7 +73,7 @@ class CrashStage(agent_stage.AgentStage):
         start: What it begins with; None: a node as it comes.
     """
 
-    def __init__(self, change: changes.Change, start: Start | None) -> None:
+    def __init__(self, change: changes.ProcessChange, start: Start | None) -> None:
         labels = _CLIENT_LABELS | ({_MONITOR_LABEL: "true"} if change.has_monitor else {})
         super().__init__(
             change.spec,

@@ -57,7 +57,7 @@ def gpu_changes(rig: stage.CrashStage) -> int:
     ],
 )
 def test_worker_in_a_driver_call_dies_with_its_agent(
-    change: changes.Change, function: str, recorder: kill_case.Recorder
+    change: changes.ProcessChange, function: str, recorder: kill_case.Recorder
 ) -> None:
     recording = recorder(change)
     with stage.CrashStage(change, recording.start) as rig:
@@ -82,7 +82,7 @@ def test_worker_in_a_driver_call_dies_with_its_agent(
     ids=["mode", "destroy-ci", "destroy-gi", "create-gi", "create-ci"],
 )
 def test_steps_of_a_killed_worker_are_resumed_or_undone(
-    change: changes.Change, nth: int, latency: states.Latency, recorder: kill_case.Recorder
+    change: changes.ProcessChange, nth: int, latency: states.Latency, recorder: kill_case.Recorder
 ) -> None:
     recording = recorder(change)
     with stage.CrashStage(change, recording.start) as rig:

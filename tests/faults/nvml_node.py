@@ -21,7 +21,7 @@ from tests.rigs.node import agents, fake_cluster, fakes, simulated_rig, unrestor
 from tests.rigs.shell import lost_stderr
 
 
-class Change(NamedTuple):
+class NvmlChange(NamedTuple):
     spec: str
     was: str | None  # the layout that is active; None: a node that was never configured
     layout: str
@@ -30,13 +30,13 @@ class Change(NamedTuple):
 
 
 CHANGES = {
-    "first-on-ampere": Change("A30", None, "ampere"),
-    "first-on-two": Change("2xA30", None, "ampere", are_changes_all=True),
-    "first-on-hopper": Change("H100", None, "hopper"),
-    "one-slice": Change("A100-SXM4-40GB", "all-balanced", "one-slice", is_busy=True),
-    "inside": Change("A100-SXM4-40GB", "halves", "inside"),
-    "mode-off": Change("A30", "ampere", "all-disabled"),
-    "already-applied": Change("A30", "ampere", "ampere"),
+    "first-on-ampere": NvmlChange("A30", None, "ampere"),
+    "first-on-two": NvmlChange("2xA30", None, "ampere", are_changes_all=True),
+    "first-on-hopper": NvmlChange("H100", None, "hopper"),
+    "one-slice": NvmlChange("A100-SXM4-40GB", "all-balanced", "one-slice", is_busy=True),
+    "inside": NvmlChange("A100-SXM4-40GB", "halves", "inside"),
+    "mode-off": NvmlChange("A30", "ampere", "all-disabled"),
+    "already-applied": NvmlChange("A30", "ampere", "ampere"),
 }
 
 
@@ -70,7 +70,7 @@ class RunEnd(NamedTuple):
 class StruckNode:
     """One simulated node with the pipeline on it, which starts from the same state every time."""
 
-    def __init__(self, change: Change, path: pathlib.Path) -> None:
+    def __init__(self, change: NvmlChange, path: pathlib.Path) -> None:
         self.change = change
         simulated_nvml.create(change.spec, path)
         self.state = nvml_faults.SharedState(path)

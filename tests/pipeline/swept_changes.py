@@ -16,7 +16,7 @@ from tests.rigs import layout_table
 from tests.rigs.node import agents, node_rig, nodes
 
 
-class Change(NamedTuple):
+class NodeChange(NamedTuple):
     """A request to a node, and how both end if nothing strikes."""
 
     make: Callable[[], node_rig.NodeRig]
@@ -86,14 +86,14 @@ def _old_node() -> node_rig.NodeRig:
 
 _NOTHING = frozenset[str]()
 _BOTH = frozenset({"affected", "spared"})
-_balanced = functools.partial(Change, was="all-balanced", evicted=frozenset({"affected"}))
-_dra = functools.partial(Change, was="all-1g.5gb", evicted=frozenset({"low", "high"}))
+_balanced = functools.partial(NodeChange, was="all-balanced", evicted=frozenset({"affected"}))
+_dra = functools.partial(NodeChange, was="all-1g.5gb", evicted=frozenset({"low", "high"}))
 
 
-STRUCK_TWICE: Mapping[str, Change] = {
-    "first layout": Change(nodes.node, "all-1g.5gb"),
-    "first layout, hooks": Change(lambda: nodes.add_hooks(nodes.node()), "all-1g.5gb"),
-    "first layout, profiles hidden": Change(_old_node, "all-1g.5gb"),
+STRUCK_TWICE: Mapping[str, NodeChange] = {
+    "first layout": NodeChange(nodes.node, "all-1g.5gb"),
+    "first layout, hooks": NodeChange(lambda: nodes.add_hooks(nodes.node()), "all-1g.5gb"),
+    "first layout, profiles hidden": NodeChange(_old_node, "all-1g.5gb"),
     "one slice": _balanced(nodes.busy_node, "one-slice-changed"),
     "one slice, services and hooks": _balanced(
         lambda: nodes.add_hooks(nodes.hosted_node()), "one-slice-changed"
@@ -113,12 +113,12 @@ STRUCK_TWICE: Mapping[str, Change] = {
 }
 """Changes for tests that play each of them thousands of times."""
 
-CHANGES: Mapping[str, Change] = {
+CHANGES: Mapping[str, NodeChange] = {
     **STRUCK_TWICE,
-    "first layout, plugin without label": Change(
+    "first layout, plugin without label": NodeChange(
         lambda: nodes.node(label_managed=False), "all-1g.5gb"
     ),
-    "first layout, reset": Change(nodes.resetting_node, "all-1g.5gb"),
+    "first layout, reset": NodeChange(nodes.resetting_node, "all-1g.5gb"),
     "mode off": _balanced(nodes.busy_node, "all-disabled", evicted=_BOTH),
     "by force": _balanced(nodes.guarded_node, "one-slice-changed"),
     "no eviction": _balanced(nodes.node_without_evictions, "one-slice-changed"),

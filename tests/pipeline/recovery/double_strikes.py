@@ -12,7 +12,7 @@ from mig_manager.agent import outcomes
 from tests.pipeline.recovery import node_checks, node_keys
 from tests.pipeline.recovery.played_changes import PlayedChange
 from tests.pipeline.recovery.writes import WRITES, Disturbed, Write
-from tests.pipeline.swept_changes import Change, NodeEnd
+from tests.pipeline.swept_changes import NodeChange, NodeEnd
 from tests.rigs import layout_table
 from tests.rigs.matrices import matrix_rows
 from tests.rigs.node import agents
@@ -23,7 +23,7 @@ _NEXT = NodeEnd("success", "all-disabled", layout_table.gpus_with("all-disabled"
 """How the request after a change ends."""
 
 
-def strike_all(row: matrix_rows.MatrixRow, change: Change, *, step: int = 1) -> Counts:
+def strike_all(row: matrix_rows.MatrixRow, change: NodeChange, *, step: int = 1) -> Counts:
     """Kill the agent at each moment, and kill or disturb its successor at each of its moments.
 
     Args:
@@ -48,14 +48,16 @@ def strike_all(row: matrix_rows.MatrixRow, change: Change, *, step: int = 1) -> 
     }
 
 
-def moments(change: Change) -> int:
+def moments(change: NodeChange) -> int:
     """Return at how many moments an agent that nothing disturbs can be struck."""
     play = PlayedChange.of(change)
     play.serve(_nothing_happens)
     return play.moment
 
 
-def strike_sample(row: matrix_rows.MatrixRow, change: Change, *, step: int, every: int) -> Counts:
+def strike_sample(
+    row: matrix_rows.MatrixRow, change: NodeChange, *, step: int, every: int
+) -> Counts:
     """Kill the agent at every n-th moment, and let it rest or be disturbed before the next one.
 
     Args:
@@ -81,7 +83,7 @@ def strike_sample(row: matrix_rows.MatrixRow, change: Change, *, step: int, ever
 class _Explorer:
     """Plays a change over and over, and counts."""
 
-    def __init__(self, row: matrix_rows.MatrixRow, change: Change, step: int) -> None:
+    def __init__(self, row: matrix_rows.MatrixRow, change: NodeChange, step: int) -> None:
         self._row = row
         self._change = change
         self._step = step

@@ -14,7 +14,7 @@ from mig_manager.core.objects import well_known
 from mig_manager.core.settings import node_settings
 from tests.pipeline import agent_loop
 from tests.pipeline.recovery import node_keys
-from tests.pipeline.swept_changes import Change
+from tests.pipeline.swept_changes import NodeChange
 from tests.rigs import layout_table
 from tests.rigs.node import (
     agents,
@@ -39,7 +39,7 @@ _LIMITS = {
 class PlayedChange:
     """A node and what is requested of it, between two strikes or during one."""
 
-    change: Change
+    change: NodeChange
     rig: node_rig.NodeRig
     config: fakes.FakeConfig
     moment: int = 0  # how many moments the present agent has lived through
@@ -60,7 +60,7 @@ class PlayedChange:
     """The GPU instances that a killed agent left, named as in ``devices_by_gpu``."""
 
     @classmethod
-    def of(cls, change: Change) -> "PlayedChange":
+    def of(cls, change: NodeChange) -> "PlayedChange":
         """Return the change at its start."""
         rig = change.make()
         play = cls(change, rig, fakes.FakeConfig(agents.CONFIG))

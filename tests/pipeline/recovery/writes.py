@@ -12,7 +12,7 @@ from mig_manager.core.objects import well_known
 from tests.pipeline import agent_loop
 from tests.pipeline.recovery import played_changes
 from tests.pipeline.recovery.played_changes import PlayedChange
-from tests.pipeline.swept_changes import Change, NodeEnd
+from tests.pipeline.swept_changes import NodeChange, NodeEnd
 from tests.rigs import layout_table
 from tests.rigs.node import agents, nodes
 
@@ -20,7 +20,7 @@ from tests.rigs.node import agents, nodes
 class Disturbed(NamedTuple):
     """A change whose agent a write has disturbed."""
 
-    change: Change
+    change: NodeChange
     gpus_if_journal_unread: layout_table.Gpus | None
     """The GPUs at the agent's start; None if it had read the journal before the write."""
 
@@ -160,11 +160,11 @@ def _break_file(play: PlayedChange) -> None:
 # -- how the change may end -------------------------------------------------------------------
 
 
-def _failed_end(change: Change) -> NodeEnd:
+def _failed_end(change: NodeChange) -> NodeEnd:
     return NodeEnd("failed", change.was, change.before)
 
 
-def _unnamed_ends(change: Change) -> Sequence[NodeEnd]:
+def _unnamed_ends(change: NodeChange) -> Sequence[NodeEnd]:
     return NodeEnd("failed", None, change.before), NodeEnd("failed", None, change.after)
 
 
