@@ -46,15 +46,17 @@ def test_phantom_devices_of_an_active_layout_do_not_delay_success() -> None:
     assert rig.pods == pods
 
 
-def test_phantom_devices_at_rest_are_removed_by_the_drift_check() -> None:
+@pytest.mark.parametrize("resource", [PHANTOM, "nvidia.com/gpu.shared"])
+def test_phantom_devices_at_rest_are_removed_by_the_drift_check(resource: str) -> None:
     rig, agent, outcome = node_at_rest()
+    rig.kubelet.phantoms = {resource: 4}
 
     assert agent.check_drift("all-1g.5gb", outcome) is drift.Action.REST
 
     assert rig.kubelet.phantoms == {}
     assert rig.node_object.states == []
     assert rig.node_object.events == ["PhantomDevicesRemoved"]
-    assert f"4 {PHANTOM}" in rig.node_object.event_messages[0]
+    assert f"4 {resource}" in rig.node_object.event_messages[0]
 
 
 def test_phantom_devices_that_the_agent_may_not_remove_are_reported_once() -> None:

@@ -9,7 +9,8 @@ from mig_manager.core.node.devices.strategies import Strategy
 from tests.rigs.node import samples
 
 GPU, SMALL, LARGE = "nvidia.com/gpu", "nvidia.com/mig-1g.5gb", "nvidia.com/mig-3g.20gb"
-OWN_NAME, SHARED = "nvidia.com/mig-quarter", f"{LARGE}.shared"
+OWN_NAME = "nvidia.com/mig-quarter"
+SMALL_SHARED, SHARED = f"{SMALL}.shared", f"{LARGE}.shared"
 DIVIDED = samples.gpu(samples.A100, "1g.5gb@0", "1g.5gb@1")
 
 
@@ -21,7 +22,10 @@ DIVIDED = samples.gpu(samples.A100, "1g.5gb@0", "1g.5gb@1")
         (Strategy.MIXED, {SMALL}, {SMALL: 2, GPU: 1}, {GPU}),
         (Strategy.MIXED, {SMALL}, {SMALL: 2, LARGE: 0}, set()),
         (Strategy.MIXED, {SMALL, LARGE}, {SMALL: 2, LARGE: 4}, set()),
-        (Strategy.MIXED, {f"{SMALL}.shared"}, {f"{SMALL}.shared": 8, SHARED: 8}, {SHARED}),
+        (Strategy.MIXED, {SMALL_SHARED}, {SMALL_SHARED: 8, SHARED: 8}, {SHARED}),
+        (Strategy.MIXED, {SMALL}, {SMALL: 2, SMALL_SHARED: 8}, {SMALL_SHARED}),
+        (Strategy.MIXED, {SMALL_SHARED}, {SMALL: 2, SMALL_SHARED: 8}, {SMALL}),
+        (Strategy.MIXED, None, {SMALL: 2, SMALL_SHARED: 8}, set()),
         (Strategy.MIXED, {SMALL}, {SMALL: 2, "nvidia.com/hostdev": 3}, set()),
         (
             Strategy.MIXED,

@@ -46,7 +46,10 @@ def find(
         strategy = strategies.Strategy.MIXED
     elif answer is None:
         strategy = None
-    supplied = _possible_resources(gpus, advertised, strategy) | registered
+    possible = _possible_resources(gpus, advertised, strategy)
+    # One plugin gives devices one of the two names. It may have had the other with another config.
+    former = {name for name in possible if resources.other_name(name) in registered}
+    supplied = (possible - former) | registered
     if not any(map(resources.is_device_or_shared, registered)):
         # The plugin may be restarting, and may use other names than the profiles'.
         for name in advertised:
@@ -64,7 +67,8 @@ def is_possible(
         return False
     advertised = resources.devices_of(view.allocatable)
     supplied = _possible_resources(gpus, advertised, strategy or strategies.Strategy.MIXED)
-    return not advertised.keys() <= supplied
+    has_two_names = any(resources.other_name(name) in advertised for name in advertised)
+    return has_two_names or not advertised.keys() <= supplied
 
 
 def message(advertised: Mapping[str, int]) -> str:

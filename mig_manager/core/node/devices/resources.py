@@ -126,6 +126,14 @@ def base(name: str) -> str:
     return name.removesuffix(SHARED)
 
 
+def other_name(name: str) -> str:
+    """Return the other name that a device plugin can give the same devices, by its config.
+
+    It adds the suffix to all replicas of a resource, or to none (``renameByDefault``).
+    """
+    return base(name) if name.endswith(SHARED) else name + SHARED
+
+
 def without_replicas(ids: Iterable[str]) -> frozenset[str]:
     """Drop the ``::n`` that the device plugin appends to the ids of a shared device's replicas."""
     return frozenset(each.partition("::")[0] for each in ids)
