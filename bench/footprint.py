@@ -21,7 +21,7 @@ import threading
 from collections.abc import Mapping, Sequence
 
 from mig_manager.adapters.host import process
-from mig_manager.core import model
+from mig_manager.core.records import run_status
 from mig_manager.sandbox import stages
 from mig_manager.sandbox.driver import states
 
@@ -165,7 +165,10 @@ def _agent(runs: int, reconfigurations: int, idle_s: float) -> None:
         _print_weights("agent after its start", [weight for _, weight in starts])
         for number in range(reconfigurations):
             stage.label(_LAYOUTS[number % len(_LAYOUTS)])
-            if stage.wait_for_end(_LAYOUTS[number % len(_LAYOUTS)]) is not model.State.SUCCESS:
+            if (
+                stage.wait_for_end(_LAYOUTS[number % len(_LAYOUTS)])
+                is not run_status.State.SUCCESS
+            ):
                 raise RuntimeError(f"a run ended with {stage.status()}")
         before = _weight_at_rest(stage)
         _print_weights(f"after {reconfigurations} reconfigurations", [before])

@@ -22,8 +22,8 @@ import urllib3
 
 from mig_manager.adapters.host import log, process
 from mig_manager.adapters.kubernetes import api
-from mig_manager.core import model
 from mig_manager.core.objects import well_known
+from mig_manager.core.records import run_status
 from tests.fleet import agents
 from tests.rigs import waiting
 from tests.rigs.cluster import envtest
@@ -86,7 +86,7 @@ def _ports(kubeconfig: str, name: str, folder: pathlib.Path) -> dict[str, Any]:
 
 
 def _applied_count(admin: api.KubeApi) -> int:
-    success = model.State.SUCCESS.value
+    success = run_status.State.SUCCESS.value
     selector = f"{well_known.APPLIED_LABEL}={_LAYOUT},{well_known.STATE_LABEL}={success}"
     return len(admin.get("/api/v1/nodes", {"labelSelector": selector})["items"])
 

@@ -17,10 +17,10 @@ import tempfile
 import time
 
 from bench import transitions
-from mig_manager.core import model
 from mig_manager.core.layout import config, selection
 from mig_manager.core.objects import well_known
 from mig_manager.core.planner import planner
+from mig_manager.core.records import run_status
 from mig_manager.sandbox import stages
 from mig_manager.sandbox.driver import states
 from mig_manager.sandbox.node import cluster_view, objects, sandbox_node
@@ -112,13 +112,13 @@ def _follow(stage: stages.Stage, layout: str, latency: states.Latency) -> Course
         since = time.monotonic()
         stage.label(layout)
         state = stage.wait_for_end(layout)
-    if state is not model.State.SUCCESS:
+    if state is not run_status.State.SUCCESS:
         raise RuntimeError(f"{layout} ended with {stage.status()}")
     processor_s = _processor_s(stage) - processor_s
     timeline = (("until pending", since), *begins.items())
     return Course(
-        pending_s=first[model.State.PENDING.value] - since,
-        success_s=first[model.State.SUCCESS.value] - since,
+        pending_s=first[run_status.State.PENDING.value] - since,
+        success_s=first[run_status.State.SUCCESS.value] - since,
         phases=tuple(
             (phase, end - begin) for (phase, begin), (_, end) in itertools.pairwise(timeline)
         ),

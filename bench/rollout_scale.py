@@ -15,11 +15,10 @@ import time
 from typing import Any
 
 from bench import partitioner_scale
-from mig_manager.core import model
 from mig_manager.core.fleet import fleet_nodes, goals, marks, rollout
 from mig_manager.core.layout import layout_list, served
 from mig_manager.core.objects import well_known
-from mig_manager.core.records import inventory_codec
+from mig_manager.core.records import inventory_codec, run_status
 
 _FORMER, _LAYOUT = "all-balanced", "all-1g.5gb"
 
@@ -72,7 +71,7 @@ def _with_status(item: partitioner_scale.Object, layout: str) -> partitioner_sca
     metadata = item["metadata"]
     labels = {
         well_known.CONFIG_LABEL: layout,
-        well_known.STATE_LABEL: model.State.SUCCESS.value,
+        well_known.STATE_LABEL: run_status.State.SUCCESS.value,
         well_known.APPLIED_LABEL: layout,
     }
     status = json.dumps({"config": layout, "state": "success", "reason": "Applied"})

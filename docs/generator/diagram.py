@@ -5,7 +5,7 @@ import html
 from collections.abc import Iterable, Iterator
 
 from docs.generator import phases
-from mig_manager.core import model
+from mig_manager.core.records import run_status
 
 _WIDTH, _ROW, _TOP = 860, 74, 44
 _BOX_W, _BOX_H = 196, 46
@@ -13,21 +13,21 @@ _MAIN_X, _SIDE_X = 180, 640
 _END_X, _END_W = 20, 88
 _BULGE_FIRST, _BULGE_MORE = 16, 22
 
-_BESIDE = {model.Phase.ROLL_BACK: 0.0, model.Phase.REBOOT: -1.4}
+_BESIDE = {run_status.Phase.ROLL_BACK: 0.0, run_status.Phase.REBOOT: -1.4}
 """Phases off the main line, and how many rows below ``Execute`` they stand."""
-_MAIN_LINE = tuple(phase for phase in model.Phase if phase not in _BESIDE)
+_MAIN_LINE = tuple(phase for phase in run_status.Phase if phase not in _BESIDE)
 _CAPTIONS = {
-    model.Phase.RESOLVE: "read, observe, plan; touch nothing",
-    model.Phase.WAIT: "until a slot for nodes is free",
-    model.Phase.TAINT: "taint the node: no new pods",
-    model.Phase.DRAIN: "evict the affected pods",
-    model.Phase.PAUSE: "stop device plugin and monitors",
-    model.Phase.EXECUTE: "change the GPUs, verify",
-    model.Phase.ROLL_BACK: "the instances from before",
-    model.Phase.REBOOT: "then a new run, from Resolve",
-    model.Phase.RESUME: "start the daemons again",
-    model.Phase.VERIFY: "kubelet allocates the new devices",
-    model.Phase.DONE: "success; the node is open",
+    run_status.Phase.RESOLVE: "read, observe, plan; touch nothing",
+    run_status.Phase.WAIT: "until a slot for nodes is free",
+    run_status.Phase.TAINT: "taint the node: no new pods",
+    run_status.Phase.DRAIN: "evict the affected pods",
+    run_status.Phase.PAUSE: "stop device plugin and monitors",
+    run_status.Phase.EXECUTE: "change the GPUs, verify",
+    run_status.Phase.ROLL_BACK: "the instances from before",
+    run_status.Phase.REBOOT: "then a new run, from Resolve",
+    run_status.Phase.RESUME: "start the daemons again",
+    run_status.Phase.VERIFY: "kubelet allocates the new devices",
+    run_status.Phase.DONE: "success; the node is open",
 }
 _STYLE = """\
 text{font:13px system-ui,sans-serif;fill:#1f2430}
@@ -66,9 +66,9 @@ class _Box:
         return self.y + _BOX_H
 
 
-def _box(phase: model.Phase) -> _Box:
+def _box(phase: run_status.Phase) -> _Box:
     if phase in _BESIDE:
-        row = _MAIN_LINE.index(model.Phase.EXECUTE) + _BESIDE[phase]
+        row = _MAIN_LINE.index(run_status.Phase.EXECUTE) + _BESIDE[phase]
         return _Box(x=_SIDE_X, y=_TOP + row * _ROW)
     return _Box(x=_MAIN_X, y=_TOP + _MAIN_LINE.index(phase) * _ROW)
 
@@ -90,13 +90,13 @@ def draw(story: phases.Story, *, title: str) -> str:
         f'<rect width="{_WIDTH}" height="{height}" rx="8" fill="#ffffff"/>',
         *_failures(story),
         *(_move(move) for move in _in_order(story.moves)),
-        *(_node(phase, story) for phase in model.Phase if phase in _phases_of(story)),
+        *(_node(phase, story) for phase in run_status.Phase if phase in _phases_of(story)),
         *_legend(story),
     ]
     return "\n".join([*parts, "</svg>", ""])
 
 
-def _phases_of(story: phases.Story) -> set[model.Phase]:
+def _phases_of(story: phases.Story) -> set[run_status.Phase]:
     return {phase for move in story.moves for phase in move}
 
 
@@ -106,7 +106,7 @@ def _legend(story: phases.Story) -> Iterator[str]:
 
 
 def _in_order(moves: Iterable[phases.Move]) -> list[phases.Move]:
-    order = list(model.Phase)
+    order = list(run_status.Phase)
     return sorted(moves, key=lambda move: (order.index(move[0]), order.index(move[1])))
 
 
@@ -117,9 +117,9 @@ def _text(x: float, y: float, text: str, kind: str, *, anchor: str = "start") ->
     )
 
 
-def _node(phase: model.Phase, story: phases.Story) -> str:
+def _node(phase: run_status.Phase, story: phases.Story) -> str:
     box = _box(phase)
-    kind = {model.Phase.DONE: "b g", model.Phase.ROLL_BACK: "b r"}.get(phase, "b")
+    kind = {run_status.Phase.DONE: "b g", run_status.Phase.ROLL_BACK: "b r"}.get(phase, "b")
     rect = f'x="{box.x:g}" y="{box.y:g}" width="{_BOX_W}" height="{_BOX_H}" rx="7"'
     lines = [f'<rect {rect} class="{kind}"/>']
     if phase in story.superseded_in:
@@ -135,7 +135,7 @@ def _move(move: phases.Move) -> str:
     return f'<path class="m" d="{_way(before, after)}"/>'
 
 
-def _way(before: model.Phase, after: model.Phase) -> str:
+def _way(before: run_status.Phase, after: run_status.Phase) -> str:
     a, b = _box(before), _box(after)
     if before in _BESIDE and after in _BESIDE:
         down = b.y > a.y
@@ -165,7 +165,7 @@ def _way(before: model.Phase, after: model.Phase) -> str:
 
 def _failures(story: phases.Story) -> Iterator[str]:
     """Draw the failure as one tall box, with an arrow from each phase that can fail."""
-    phases_with_failures = [phase for phase in model.Phase if story.failures.get(phase)]
+    phases_with_failures = [phase for phase in run_status.Phase if story.failures.get(phase)]
     if not phases_with_failures:
         return
     top, height = _TOP, (len(_MAIN_LINE) - 1) * _ROW - (_ROW - _BOX_H)

@@ -13,13 +13,13 @@ import json
 from collections.abc import Iterator
 
 from mig_manager import errors, reasons
-from mig_manager.core import model
 from mig_manager.core.fleet import slots
 from mig_manager.core.objects import well_known
+from mig_manager.core.records import run_status
 from tests.pipeline import swept_changes
 from tests.rigs.node import agents, fakes, node_rig, nodes, strikes
 
-Move = tuple[model.Phase, model.Phase]
+Move = tuple[run_status.Phase, run_status.Phase]
 
 _OTHER_LAYOUT = "all-disabled"
 
@@ -40,11 +40,11 @@ class Story:
     """What was seen of any number of runs."""
 
     moves: set[Move] = dataclasses.field(default_factory=set)  # from phase to phase
-    failures: dict[model.Phase, set[reasons.Reason]] = dataclasses.field(default_factory=dict)
+    failures: dict[run_status.Phase, set[reasons.Reason]] = dataclasses.field(default_factory=dict)
     """Reasons of the runs that ended badly, by the phase they ended in."""
-    superseded_in: set[model.Phase] = dataclasses.field(default_factory=set)
+    superseded_in: set[run_status.Phase] = dataclasses.field(default_factory=set)
     """Phases in which a newer request ends a run."""
-    marks: dict[model.Phase, set[Marks]] = dataclasses.field(default_factory=dict)
+    marks: dict[run_status.Phase, set[Marks]] = dataclasses.field(default_factory=dict)
 
 
 class _Recorder:
@@ -54,7 +54,7 @@ class _Recorder:
         self._rig = rig
         self._story = story
         self._last_text = rig.node_object.annotations.get(well_known.STATUS_ANNOTATION)
-        self._phase = model.Phase.RESOLVE
+        self._phase = run_status.Phase.RESOLVE
         rig.on_call = self.record
 
     def record(self) -> None:
@@ -64,12 +64,12 @@ class _Recorder:
             return
         self._last_text = text
         status = json.loads(text)
-        phase = model.Phase(status["phase"])
+        phase = run_status.Phase(status["phase"])
         if phase is not self._phase:
             self._story.moves.add((self._phase, phase))
         self._phase = phase
         self._story.marks.setdefault(phase, set()).add(self._marks(status["state"]))
-        if status["state"] == model.State.FAILED.value:
+        if status["state"] == run_status.State.FAILED.value:
             failures = self._story.failures.setdefault(phase, set())
             failures.add(reasons.Reason(status["reason"]))
 
@@ -123,7 +123,7 @@ def _with_every_call_failing(change: swept_changes.NodeChange, story: Story) -> 
         # The next run undoes what this one could not.
         # ``story_after_kills`` has those without an outcome.
         rig.fail_once_at = {}
-        if rig.node_object.labels[well_known.STATE_LABEL] != model.State.PENDING.value:
+        if rig.node_object.labels[well_known.STATE_LABEL] != run_status.State.PENDING.value:
             _play(rig, change.layout, story)
 
 

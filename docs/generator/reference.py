@@ -10,7 +10,7 @@ from mig_manager import reasons
 from mig_manager.cli import registry
 from mig_manager.cli.doctor import examination
 from mig_manager.cli.toolkit import help_pages, program
-from mig_manager.core import model
+from mig_manager.core.records import run_status
 from mig_manager.core.settings import options
 from mig_manager.kubectl import plugin_registry
 
@@ -121,12 +121,12 @@ def phases_table(body: str) -> str:
     texts = blocks.kept(body)
     story, after = phases.story_without_kills(), phases.story_after_kills()
     rows = []
-    for phase in model.Phase:
+    for phase in run_status.Phase:
         shown = {
             marks
             for story in (story, after)
             for marks in story.marks.get(phase, ())
-            if marks.state != model.State.FAILED.value
+            if marks.state != run_status.State.FAILED.value
         }
         rows.append(
             (

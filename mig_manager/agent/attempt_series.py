@@ -260,8 +260,8 @@ def _first_status(
     return run_status.RunStatus(
         config=request.config,
         config_hash=rebooted or "",
-        state=model.State.PENDING,
-        phase=model.Phase.RESOLVE,
+        state=run_status.State.PENDING,
+        phase=run_status.Phase.RESOLVE,
         reason=None,
         message="",
         attempt=request.attempt,

@@ -8,9 +8,8 @@ import structlog
 from mig_manager import errors, reasons
 from mig_manager.agent import attempts, drift_checks, drift_verdicts, outcomes
 from mig_manager.agent.pods import device_plugin, device_usage, schedulability, withdrawing
-from mig_manager.core import model
 from mig_manager.core.objects import node_object
-from mig_manager.core.records import node_entries, readiness
+from mig_manager.core.records import node_entries, readiness, run_status
 
 _DRIVER_AWAY = (reasons.Reason.DRIVER_NOT_LOADED, reasons.Reason.DRIVER_LIBRARY_MISMATCH)
 """The driver is unloaded, or was upgraded on the host and must be reloaded."""
@@ -42,7 +41,7 @@ def act(
         HardwareError: The driver does not list the processes of pods whose devices no GPU has.
     """
     before, gpus = memory.since(outcome, observation.gpus), observation.gpus
-    is_success = outcome.state is model.State.SUCCESS
+    is_success = outcome.state is run_status.State.SUCCESS
     if not (is_success or outcome.reason is reasons.Reason.DRIFTED):
         # A run that failed early has not verified the devices.
         withdrawing.withdraw(attempt, gpus, view)

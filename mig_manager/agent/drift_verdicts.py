@@ -10,7 +10,7 @@ from mig_manager.agent import drift_checks, outcomes
 from mig_manager.core import model
 from mig_manager.core.node.devices import device_ids, schedulable
 from mig_manager.core.objects import node_object
-from mig_manager.core.records import applied_gpus
+from mig_manager.core.records import applied_gpus, run_status
 
 _MAX_FAILED_CHECKS = 3  # failed checks in a row before unknown readiness is published
 
@@ -93,7 +93,7 @@ def compare(
             called only if the Node or the GPUs let suspect that.
     """
     gpus = observation.gpus
-    is_success = outcome.state is model.State.SUCCESS
+    is_success = outcome.state is run_status.State.SUCCESS
     is_drifted = outcome.reason is reasons.Reason.DRIFTED
     if is_success:
         lost = {gpu.index for gpu in gpus.unreachable}
@@ -136,7 +136,7 @@ def _is_suspect(
     # the layout.
     has_others = device_ids.expected_ids(gpus) != device_ids.expected_ids(outcome.verified_gpus)
     lacks_devices = schedulable.has_too_few(gpus, view)
-    is_success = outcome.state is model.State.SUCCESS
+    is_success = outcome.state is run_status.State.SUCCESS
     is_suspect = is_success and (differs or has_others or lacks_devices)
     return may_run and (memory.is_drifted or is_suspect)
 

@@ -7,7 +7,7 @@ import structlog
 from mig_manager import errors
 from mig_manager.agent import node_context
 from mig_manager.agent.pods import device_usage
-from mig_manager.core import messages, model, ports
+from mig_manager.core import messages, ports
 from mig_manager.core.objects import node_object, well_known
 from mig_manager.core.records import (
     host_copy,
@@ -21,7 +21,7 @@ from mig_manager.core.records import (
 _MAX_KEPT_CHARACTERS = 16 * 1024
 """Maximum length of a saved invalid journal: enough to inspect, and small for a Node object."""
 
-_FINAL = frozenset({model.State.SUCCESS, model.State.FAILED})
+_FINAL = frozenset({run_status.State.SUCCESS, run_status.State.FAILED})
 
 _log = structlog.get_logger()
 
@@ -97,7 +97,7 @@ def _is_outdated(copy: journals.Journal, view: node_object.NodeView) -> bool:
     """Return whether the journal on the Node has ended, although its copy on the host remains."""
     published = run_status.parse_or_none(view.annotations.get(well_known.STATUS_ANNOTATION))
     if published is None:
-        return view.labels.get(well_known.STATE_LABEL) == model.State.SUCCESS.value
+        return view.labels.get(well_known.STATE_LABEL) == run_status.State.SUCCESS.value
     is_final = published.state in _FINAL and not published.is_retried
     return is_final or copy.key != published.key
 

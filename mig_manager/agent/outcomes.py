@@ -21,7 +21,7 @@ _log = structlog.get_logger()
 class Outcome:
     """The outcome of a run."""
 
-    state: model.State
+    state: run_status.State
     reason: reasons.Reason
     description: str  # what happened, for people
     remedy: str = ""  # what follows from it: an action by a person, or the agent's next one
@@ -44,12 +44,12 @@ class Outcome:
         self, published: run_status.RunStatus, clock: timing.Clock, backoff_s: float
     ) -> run_status.RunStatus:
         """Return the status of a run with this outcome; ``backoff_s`` as in ``retry_after_s``."""
-        is_success = self.state is model.State.SUCCESS
+        is_success = self.state is run_status.State.SUCCESS
         retry_after_s = self.retry_after_s(published.attempt, backoff_s)
         return dataclasses.replace(
             published,
             state=self.state,
-            phase=model.Phase.DONE if is_success else published.phase,
+            phase=run_status.Phase.DONE if is_success else published.phase,
             reason=self.reason,
             message=self.message,
             finished_at=clock.now_iso(),
@@ -79,7 +79,7 @@ def success(
     if problem := published.config_problem:
         missing += f" It stays, but the file cannot be used: {messages.with_full_stop(problem)}"
     return Outcome(
-        state=model.State.SUCCESS,
+        state=run_status.State.SUCCESS,
         reason=reason,
         description=f"Layout {published.title} {what}.{more}{missing}",
         verified_gpus=gpus,
@@ -98,7 +98,7 @@ def failure(
     ``should_retry`` and ``remedy`` default to the reason's.
     """
     return Outcome(
-        state=model.State.FAILED,
+        state=run_status.State.FAILED,
         reason=reason,
         description=description,
         remedy=remedy or reason.remedy,
@@ -114,7 +114,7 @@ def report(
     seconds: float,
 ) -> None:
     """Log and count the outcome, and emit its Events."""
-    is_failure = outcome.state is model.State.FAILED
+    is_failure = outcome.state is run_status.State.FAILED
     write = _log.warning if is_failure else _log.info
     write(
         "run_finished",

@@ -28,10 +28,10 @@ from mig_manager.agent.pods import withdrawing
 from mig_manager.agent.reports import capacity_report, faults, gpu_report, layout_report
 from mig_manager.core import model, ports
 from mig_manager.core.objects import node_object, well_known
-from mig_manager.core.records import journals, readiness, requests
+from mig_manager.core.records import journals, readiness, requests, run_status
 from mig_manager.core.settings import node_settings
 
-_UNDER_WAY = (model.State.PENDING.value, model.State.REBOOTING.value)
+_UNDER_WAY = (run_status.State.PENDING.value, run_status.State.REBOOTING.value)
 
 _log = structlog.get_logger()
 
@@ -146,7 +146,7 @@ class Reconciler:
             is_news = gpus is not None and not gpu_report.is_published(self._context, gpus)
             repair = repairing.NOTHING
             if not self.faults.publish_failure(observation.error, observation.message):
-                has_failed = outcome.state is model.State.FAILED
+                has_failed = outcome.state is run_status.State.FAILED
                 may_differ = has_failed and outcome.reason is not reasons.Reason.DRIFTED
                 is_drifted = observation.is_active is False and not may_differ
                 why_not = repairing.DRIFTED if is_drifted else ""

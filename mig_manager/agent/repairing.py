@@ -16,7 +16,7 @@ from mig_manager.agent.pods import unreachable_gpus
 from mig_manager.core import messages, model, ports
 from mig_manager.core.node.devices import claims
 from mig_manager.core.objects import well_known
-from mig_manager.core.records import gpu_recovery, gpu_repair, requests
+from mig_manager.core.records import gpu_recovery, gpu_repair, requests, run_status
 from mig_manager.core.settings import node_settings
 
 DRIFTED = "the GPUs do not have the requested layout"
@@ -87,7 +87,7 @@ def _repair(attempt: attempts.Attempt) -> outcomes.Outcome | None:
     outcome = run.run(attempt)
     if outcome.reason is reasons.Reason.LOCKED:
         labels = attempt.node_labels
-        if labels.get(well_known.STATE_LABEL) != model.State.SUCCESS.value:
+        if labels.get(well_known.STATE_LABEL) != run_status.State.SUCCESS.value:
             return outcome
         raise errors.LockedError(outcome.description)
     _end(attempt, outcome)
@@ -106,7 +106,7 @@ def follow_up(
     """
     why_not = DRIFTED if outcome.reason is reasons.Reason.DRIFTED else ""
     decision = decide(attempt, attempt.record, attempt.status.gpus, why_not)
-    if outcome.state is model.State.SUCCESS:
+    if outcome.state is run_status.State.SUCCESS:
         if not attempt.limits.drift_check_interval_s:
             # A check would begin it.
             decision = dataclasses.replace(decision, gpus=())
@@ -208,7 +208,7 @@ def _end(attempt: attempts.Attempt, outcome: outcomes.Outcome) -> None:
     after = {gpu.uuid: gpu for gpu in outcome.verified_gpus}
 
     def problem(uuid: str) -> str:
-        if outcome.state is model.State.FAILED:
+        if outcome.state is run_status.State.FAILED:
             # The remedy is about the layout.
             return messages.fit(outcome.description.rstrip(" ."), requests.MAX_PROBLEM)
         gpu = after.get(uuid)

@@ -30,8 +30,9 @@ from mig_manager.agent.phases import (
     targets,
     verification,
 )
-from mig_manager.core import messages, model
+from mig_manager.core import messages
 from mig_manager.core.planner import vgpus
+from mig_manager.core.records import run_status
 
 _log = structlog.get_logger()
 
@@ -92,7 +93,7 @@ def _save_for_boot(attempt: attempts.Attempt, outcome: outcomes.Outcome) -> None
     if attempt.request.uuids_to_repair:
         # The layout's own run follows.
         return
-    if outcome.state is model.State.SUCCESS:
+    if outcome.state is run_status.State.SUCCESS:
         status = attempt.status
         gpus = outcome.verified_gpus
         covered = {gpu.uuid for gpu in gpus} - attempt.record.gpus_outside(gpus)
@@ -124,7 +125,7 @@ def _steps(attempt: attempts.Attempt) -> outcomes.Outcome:
     is_new = attempt.is_first and not (attempt.only_restores or attempt.request.uuids_to_repair)
     if is_new and attempt.journal.is_empty:
         # Asking kubelet may take long, and the label's author should see a reaction.
-        attempt.recorder.enter(model.Phase.RESOLVE, "checking which pods use the GPUs")
+        attempt.recorder.enter(run_status.Phase.RESOLVE, "checking which pods use the GPUs")
     change = preparing.require_possible(attempt, inputs)
     slots.require(attempt)
     host.start_hooks(attempt, change.plan)

@@ -114,7 +114,7 @@ class RunRecorder:
         self.record = record
 
     def enter_for_view(
-        self, phase: model.Phase, decide: Callable[[node_object.NodeView], PhaseStart]
+        self, phase: run_status.Phase, decide: Callable[[node_object.NodeView], PhaseStart]
     ) -> node_object.NodeView:
         """Publish a new phase as ``enter``, with entries for the Node's version that is patched.
 
@@ -155,7 +155,9 @@ class RunRecorder:
         self._copy_to_host_and_condition()
         return view
 
-    def enter(self, phase: model.Phase, message: str, **fields: Unpack[journals.Fields]) -> None:
+    def enter(
+        self, phase: run_status.Phase, message: str, **fields: Unpack[journals.Fields]
+    ) -> None:
         """Publish a new phase, with new entries if there are any."""
         if fields:
             after = dataclasses.replace(self.journal, **fields)
@@ -173,7 +175,7 @@ class RunRecorder:
         with_resets = f", with {messages.count(resets, 'reset')}" if resets else ""
         message = f"running {len(plan.steps)} steps on the GPUs{with_resets}"
         gpus = self.journal.gpus.with_snapshot(before)
-        self.enter(model.Phase.EXECUTE, message, is_draining=False, gpus=gpus)
+        self.enter(run_status.Phase.EXECUTE, message, is_draining=False, gpus=gpus)
 
     def begin_rollback(self) -> None:
         """Publish the rollback once, without waiting for the API: the rollback is more urgent."""
@@ -181,9 +183,9 @@ class RunRecorder:
             return
         self.has_begun_rollback = True
         self._count_phase()
-        self._set_phase(model.Phase.ROLL_BACK, "restoring the previous instances")
+        self._set_phase(run_status.Phase.ROLL_BACK, "restoring the previous instances")
         self._publisher.announce(node_patches.of_status(self.status))
-        self._deps.telemetry.state_published(model.State.PENDING)
+        self._deps.telemetry.state_published(run_status.State.PENDING)
 
     def finish(
         self,
@@ -191,7 +193,7 @@ class RunRecorder:
         annotations: Mapping[str, str | None] | None = None,
     ) -> None:
         """Publish the outcome, with ``annotations``, and undo the remaining entries."""
-        is_success = outcome.state is model.State.SUCCESS
+        is_success = outcome.state is run_status.State.SUCCESS
         if is_success:
             # The entry belongs to the layout that is now active.
             self.set_journal(node=dataclasses.replace(self.journal.node, plugin_config=None))
@@ -240,7 +242,7 @@ class RunRecorder:
         self._deps.telemetry.phase_ended(self.status.phase, now - self._phase_began)
         self._phase_began = now
 
-    def _set_phase(self, phase: model.Phase, message: str) -> None:
+    def _set_phase(self, phase: run_status.Phase, message: str) -> None:
         _log.info("phase_entered", phase=phase.value, message=message)
         self._set_status(self.status.in_phase(phase, message))
 

@@ -1,4 +1,4 @@
-"""GPUs as observed and as desired, and the states of a change.
+"""GPUs as observed and as desired.
 
 GPUs are keyed by UUID, and GPU instances within a GPU by placement. Index, minor number, instance
 id and MIG UUID may all change during a change.
@@ -472,28 +472,3 @@ class DesiredGpu:
         for pin, count in self.pins:
             total[pin.profile] = total.get(pin.profile, 0) + count
         return total
-
-
-class State(enum.Enum):
-    """Value of ``nvidia.com/mig.config.state``; the four values of NVIDIA's mig-manager."""
-
-    PENDING = "pending"
-    REBOOTING = "rebooting"
-    SUCCESS = "success"
-    FAILED = "failed"
-
-
-class Phase(enum.Enum):
-    """Phase of a run; published in the status annotation, in logs and as Events."""
-
-    RESOLVE = "Resolve"
-    WAIT = "Wait"
-    TAINT = "Taint"
-    DRAIN = "Drain"
-    PAUSE = "Pause"
-    EXECUTE = "Execute"
-    ROLL_BACK = "RollBack"
-    REBOOT = "Reboot"
-    RESUME = "Resume"
-    VERIFY = "Verify"
-    DONE = "Done"

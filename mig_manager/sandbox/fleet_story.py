@@ -11,11 +11,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from mig_manager.adapters import host
-from mig_manager.core import messages, model, timestamps
+from mig_manager.core import messages, timestamps
 from mig_manager.core.display import bar
 from mig_manager.core.fleet import fleet_nodes, node_reports, overview
 from mig_manager.core.node.devices import resources
 from mig_manager.core.objects import pod_object, well_known
+from mig_manager.core.records import run_status
 from mig_manager.sandbox import demo_layouts, ending, machines, scenarios, stages, stories
 from mig_manager.sandbox.node import cluster_view, manifests, objects
 
@@ -117,7 +118,7 @@ class _Story:
     def _roll_out(self) -> stories.Checks:
         before = self._devices()
         status = self._command("rollout", demo_layouts.ONE_SLICE, "--pause-on-failure")
-        failed = self._with_label(well_known.STATE_LABEL, model.State.FAILED.value)
+        failed = self._with_label(well_known.STATE_LABEL, run_status.State.FAILED.value)
         changed = self._with_label(well_known.APPLIED_LABEL, demo_layouts.ONE_SLICE)
         after = self._devices()
         unchanged = [pod for pod in before if before[pod] == after.get(pod)]
@@ -224,7 +225,7 @@ class _Story:
     def _wait_applied(self, layout: str, names: Sequence[str]) -> None:
         labels = {
             well_known.APPLIED_LABEL: layout,
-            well_known.STATE_LABEL: model.State.SUCCESS.value,
+            well_known.STATE_LABEL: run_status.State.SUCCESS.value,
         }
 
         def are_applied() -> bool:
@@ -317,8 +318,8 @@ class _NodeBoard:
         if is_known:
             return
         tone = {
-            model.State.SUCCESS: bar.Tone.GOOD,
-            model.State.FAILED: bar.Tone.BAD,
+            run_status.State.SUCCESS: bar.Tone.GOOD,
+            run_status.State.FAILED: bar.Tone.BAD,
         }.get(last_run.state, bar.Tone.PLAIN)
         self._add(node.name, f"{last_run.state.value}: {last_run.message}", tone)
 

@@ -14,8 +14,9 @@ from mig_manager import errors, reasons
 from mig_manager.adapters import host, pod_resources
 from mig_manager.adapters.kubernetes import api
 from mig_manager.adapters.nvml import nvml_gpus
-from mig_manager.core import model, timing
+from mig_manager.core import timing
 from mig_manager.core.objects import pod_object, well_known
+from mig_manager.core.records import run_status
 from mig_manager.sandbox import guard, machines
 from mig_manager.sandbox.apiserver import server as api_server
 from mig_manager.sandbox.driver import simulated_nvml, states
@@ -224,9 +225,9 @@ class Stage:
         change = {"metadata": {"labels": {well_known.CONFIG_LABEL: layout}}}
         self.cluster.patch(cluster_view.WatchedKind.NODE, self.node(), change)
 
-    def wait_for_end(self, layout: str) -> model.State:
+    def wait_for_end(self, layout: str) -> run_status.State:
         """Wait for the end of a run for ``layout``, and return its state."""
-        return model.State(str(self.wait_for_status(layout)["state"]))
+        return run_status.State(str(self.wait_for_status(layout)["state"]))
 
     def wait_for_status(self, layout: str) -> Mapping[str, Any]:
         """Wait for the end of a run for ``layout``; return its status, which a retry replaces."""

@@ -9,6 +9,7 @@ from typing import Any
 from mig_manager.core import model
 from mig_manager.core.layout import config, selection
 from mig_manager.core.objects import well_known
+from mig_manager.core.records import run_status
 from mig_manager.sandbox import demo_layouts, stages
 from mig_manager.sandbox.driver import simulated_events
 from mig_manager.sandbox.node import objects
@@ -98,7 +99,7 @@ def _play_budget(stage: stages.Stage, layout: str, say: Callable[[str], None]) -
     say(f"kubectl delete poddisruptionbudget {stages.BUDGET}")
     stage.unguard()
     stage.wait(
-        lambda: stage.status().get("state") == model.State.SUCCESS.value,
+        lambda: stage.status().get("state") == run_status.State.SUCCESS.value,
         "the agent's own retry",
     )
     return blocked | _is_active(stage, layout) | _only_affected_evicted(stage, before[0])
@@ -130,7 +131,7 @@ def _only_evicted(
 
 
 def _is_failed(status: Mapping[str, Any]) -> bool:
-    return bool(status["state"] == model.State.FAILED.value)
+    return bool(status["state"] == run_status.State.FAILED.value)
 
 
 def _request(stage: stages.Stage, layout: str, say: Callable[[str], None]) -> Mapping[str, Any]:
@@ -150,7 +151,7 @@ def _play_fault(stage: stages.Stage, layout: str, say: Callable[[str], None]) ->
     simulated_events.simulate(_FAULT, stage.machine.state_file)
 
     def is_repaired() -> bool:
-        is_at_rest = stage.status()["state"] == model.State.SUCCESS.value
+        is_at_rest = stage.status()["state"] == run_status.State.SUCCESS.value
         return is_at_rest and not any(gpu.needs_recovery for gpu in stage.gpus.observe())
 
     stage.wait(is_repaired, "repair of the GPU")
@@ -172,7 +173,7 @@ def _is_active(stage: stages.Stage, layout: str) -> Checks:
             expected[f"{well_known.RESOURCE_PREFIX}mig-{name}"] += count
     listed = ", ".join(f"{count} x {name}" for name, count in sorted(expected.items()))
     published = {
-        well_known.STATE_LABEL: model.State.SUCCESS.value,
+        well_known.STATE_LABEL: run_status.State.SUCCESS.value,
         well_known.APPLIED_LABEL: layout,
     }
     taints = {taint["key"] for taint in objects.taints(stage.node())}

@@ -9,8 +9,8 @@ import pathlib
 from collections.abc import Iterator, Mapping, Sequence
 
 from mig_manager.adapters.kubernetes import api
-from mig_manager.core import model
 from mig_manager.core.objects import well_known
+from mig_manager.core.records import run_status
 from mig_manager.sandbox import machines, stages
 from mig_manager.sandbox.driver import state_file, states
 from mig_manager.sandbox.node import (
@@ -133,9 +133,9 @@ class Nodes(stages.Stage):
     def _is_active(self, name: str, layout: str) -> bool:
         node = self.cluster.node(name) or {}
         labels, status = objects.labels(node), objects.annotations(node)
-        assert labels.get(well_known.STATE_LABEL) != model.State.FAILED.value, status
+        assert labels.get(well_known.STATE_LABEL) != run_status.State.FAILED.value, status
         is_applied = labels.get(well_known.APPLIED_LABEL) == layout
-        return is_applied and labels.get(well_known.STATE_LABEL) == model.State.SUCCESS.value
+        return is_applied and labels.get(well_known.STATE_LABEL) == run_status.State.SUCCESS.value
 
 
 @contextlib.contextmanager

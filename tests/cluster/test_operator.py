@@ -4,8 +4,8 @@ import pathlib
 
 import pytest
 
-from mig_manager.core import model
 from mig_manager.core.layout import config
+from mig_manager.core.records import run_status
 from mig_manager.sandbox import machines
 from tests.rigs import api_objects
 from tests.rigs.cluster import account_rights, api_servers, operator_pod
@@ -102,7 +102,7 @@ def test_operators_rights_let_a_layout_wait_until_the_pods_have_ended(
 
         stage.api.delete("/api/v1/namespaces/default/pods/train", {})
 
-        assert stage.wait_for_end(LAYOUT) is model.State.SUCCESS
+        assert stage.wait_for_end(LAYOUT) is run_status.State.SUCCESS
         stage.assert_restored()
 
 

@@ -5,8 +5,8 @@ from collections.abc import Callable, Mapping
 
 import pytest
 
-from mig_manager.core import model
 from mig_manager.core.objects import well_known
+from mig_manager.core.records import run_status
 from mig_manager.sandbox.node import objects
 from tests.rigs.cluster import account_rights, api_servers, deploy_files
 from tests.rigs.stage import agent_stage, clusters
@@ -61,7 +61,7 @@ def never_begins(stage: agent_stage.AgentStage, right: account_rights.Right) -> 
 
 def fails(stage: agent_stage.AgentStage, right: account_rights.Right) -> None:
     """The run ends, says what was forbidden, and restores what it took."""
-    assert stage.wait_for_end(LAYOUT) is model.State.FAILED
+    assert stage.wait_for_end(LAYOUT) is run_status.State.FAILED
     assert stage.status()["reason"] == "Forbidden"
     assert f'cannot {right[2]} resource "{right[1]}"' in stage.status()["message"]
     stage.assert_restored()
@@ -69,26 +69,26 @@ def fails(stage: agent_stage.AgentStage, right: account_rights.Right) -> None:
 
 def is_served(stage: agent_stage.AgentStage, right: account_rights.Right) -> None:
     """The layout becomes active, perhaps later, and the agent says what it lacks."""
-    assert stage.wait_for_end(LAYOUT) is model.State.SUCCESS
+    assert stage.wait_for_end(LAYOUT) is run_status.State.SUCCESS
     assert complains(stage, right)
 
 
 def is_not_asked_without_dra(stage: agent_stage.AgentStage, right: account_rights.Right) -> None:
     """No pod of this node has a ResourceClaim; ``test_dra`` has those that do."""
-    assert stage.wait_for_end(LAYOUT) is model.State.SUCCESS
+    assert stage.wait_for_end(LAYOUT) is run_status.State.SUCCESS
     assert not complains(stage, right)
 
 
 def is_served_in_silence(stage: agent_stage.AgentStage, right: account_rights.Right) -> None:
     """The layout becomes active, no Event appears, and the agent says why."""
-    assert stage.wait_for_end(LAYOUT) is model.State.SUCCESS
+    assert stage.wait_for_end(LAYOUT) is run_status.State.SUCCESS
     assert clusters.event_reasons(stage) == set()
     assert complains(stage, right)
 
 
 def keeps_its_slot(stage: agent_stage.AgentStage, right: account_rights.Right) -> None:
     """The layout becomes active; the slot is not released, and expires."""
-    assert stage.wait_for_end(LAYOUT) is model.State.SUCCESS
+    assert stage.wait_for_end(LAYOUT) is run_status.State.SUCCESS
     assert stage.stop_agent() == 0
     assert clusters.slot_owners(stage.api) == [clusters.NODE]
     assert "lease_not_released" in stage.machine.log.read_text()

@@ -7,8 +7,8 @@ import threading
 import pytest
 
 from mig_manager.adapters.kubernetes import api
-from mig_manager.core import model
 from mig_manager.core.objects import well_known
+from mig_manager.core.records import run_status
 from mig_manager.sandbox import stages, stories
 from mig_manager.sandbox.node import cluster_view, objects
 from tests.rigs import api_objects
@@ -147,7 +147,7 @@ def test_agent_after_one_killed_in_a_change_takes_its_slot_again(
 
         stage.start_agent()
 
-        assert stage.wait_for_end("all-1g.5gb") is model.State.SUCCESS
+        assert stage.wait_for_end("all-1g.5gb") is run_status.State.SUCCESS
         assert stage.stop_agent() == 0
         assert clusters.slot_owners(stage.api) == [""]
 

@@ -6,7 +6,7 @@ import signal
 from typing import NamedTuple
 
 from mig_manager import reasons
-from mig_manager.core import model
+from mig_manager.core.records import run_status
 from mig_manager.sandbox.driver import states
 from testkit import nvml_faults
 from tests.rigs import layout_table
@@ -24,7 +24,7 @@ class ProcessChange:
     was: str = ""  # the layout that is active before; empty: none, and MIG is off
     layout: str
     other: str = ""  # a layout that may be requested instead; it spares the same pods
-    ends: model.State = model.State.SUCCESS
+    ends: run_status.State = run_status.State.SUCCESS
     reason: reasons.Reason = reasons.Reason.APPLIED  # where it is not disturbed
     faults: tuple[nvml_faults.Fault, ...] = ()
     guarded_resource: str = ""  # a resource whose pods no budget allows to be evicted
@@ -100,7 +100,7 @@ FAILING = ProcessChange(
     spec="2xA100-SXM4-40GB",
     was="uneven",
     layout="uneven-changed",
-    ends=model.State.FAILED,
+    ends=run_status.State.FAILED,
     reason=reasons.Reason.NO_PERMISSION,
     faults=(_FOR_GOOD,),
     phases=_ROLLED_BACK,
@@ -111,7 +111,7 @@ FAILING_TWICE = dataclasses.replace(
 DRAIN_TIMEOUT = dataclasses.replace(
     ONE_SLICE,
     name="drain timeout",
-    ends=model.State.FAILED,
+    ends=run_status.State.FAILED,
     reason=reasons.Reason.DRAIN_TIMEOUT,
     guarded_resource="nvidia.com/mig-2g.10gb",
     options=(("drain_timeout_s", "0.5"), ("retry_initial_s", "60"), ("retry_max_s", "60")),

@@ -6,8 +6,8 @@ import signal
 from collections.abc import Callable, Collection, Iterable
 from typing import NamedTuple
 
-from mig_manager.core import model
 from mig_manager.core.objects import well_known
+from mig_manager.core.records import run_status
 from mig_manager.sandbox.node import objects
 from tests.crash import changes, stage
 from tests.rigs import layout_table
@@ -74,7 +74,7 @@ def _start_of(change: changes.ProcessChange) -> stage.Start:
             rig.label(change.was)
             agent = rig.spawn()
             rig.wait(lambda: agent.has_served, f"layout {change.was}")
-            assert rig.status()["state"] == model.State.SUCCESS.value, rig.logs()
+            assert rig.status()["state"] == run_status.State.SUCCESS.value, rig.logs()
             agent.kill()
         node, now = rig.node(), rig.state.read()
         return stage.Start(
@@ -127,7 +127,10 @@ def _stop(rig: stage.CrashStage, moment: str) -> KillResult | None:
         if status := agent.status:
             problems.append(f"exit status {status}")
         problems += _not_restored(rig, is_stopped=True)
-        if objects.labels(rig.node()).get(well_known.STATE_LABEL) == model.State.PENDING.value:
+        if (
+            objects.labels(rig.node()).get(well_known.STATE_LABEL)
+            == run_status.State.PENDING.value
+        ):
             problems.append("the node says pending")
     else:
         problems = [f"it still runs {_GRACE_S:g} s after SIGTERM"]
@@ -202,8 +205,8 @@ def _allowed_ends(change: changes.ProcessChange, downtime: Downtime) -> Ends:
     """Return how the node may be in the end; a change that failed has not moved an instance."""
     was, success, failed = (
         change.was or None,
-        model.State.SUCCESS.value,
-        model.State.FAILED.value,
+        run_status.State.SUCCESS.value,
+        run_status.State.FAILED.value,
     )
     done = change.layout, change.after
     match downtime:
@@ -218,7 +221,7 @@ def _allowed_ends(change: changes.ProcessChange, downtime: Downtime) -> Ends:
         case Downtime.REBOOT:
             return {(success, *done)}
         case Downtime.RESTART | Downtime.CORRUPT_JOURNAL:
-            if change.ends is model.State.SUCCESS:
+            if change.ends is run_status.State.SUCCESS:
                 return {(success, *done)}
             return {(failed, was, change.before)}
 

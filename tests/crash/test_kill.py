@@ -17,12 +17,12 @@ from typing import Any
 
 import pytest
 
-from mig_manager.core import model
+from mig_manager.core.records import run_status
 from tests.crash import changes, kill_case
 from tests.rigs.matrices import matrix_rows
 
 StrikeVariant = Callable[..., None]
-PHASES = {"none", *(phase.value for phase in model.Phase)}
+PHASES = {"none", *(phase.value for phase in run_status.Phase)}
 STRUCK = [kill_case.KillResult("Drain")] * 80
 _MATRIX = "kill matrix"
 _MAX_STEP = 4  # how many moments the phases of every change have at least, but one

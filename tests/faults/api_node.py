@@ -18,8 +18,9 @@ from mig_manager import reasons
 from mig_manager.adapters import pod_resources
 from mig_manager.adapters.kubernetes import watch
 from mig_manager.agent import agent_settings, main
-from mig_manager.core import model, ports, timing
+from mig_manager.core import ports, timing
 from mig_manager.core.objects import well_known
+from mig_manager.core.records import run_status
 from mig_manager.sandbox import stages
 from mig_manager.sandbox.node import objects, sandbox_node
 from tests.rigs import layout_table
@@ -134,7 +135,7 @@ class InProcessStage(agent_stage.AgentStage):
                 self._pulse.is_resting
                 and bool({*self.ends()[0][-1:]} & GOOD)
                 and labels.get(well_known.APPLIED_LABEL) == layout
-                and labels.get(well_known.STATE_LABEL) == model.State.SUCCESS.value
+                and labels.get(well_known.STATE_LABEL) == run_status.State.SUCCESS.value
                 and status.get("config") == layout
                 and "finishedAt" in status
             )

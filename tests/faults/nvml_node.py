@@ -12,7 +12,8 @@ import structlog.testing
 
 from mig_manager.adapters.nvml import nvml_gpus
 from mig_manager.agent import outcomes
-from mig_manager.core import model, ports
+from mig_manager.core import ports
+from mig_manager.core.records import run_status
 from mig_manager.sandbox.driver import simulated_nvml
 from testkit import nvml_faults
 from tests.rigs import layout_table
@@ -64,7 +65,7 @@ class RunEnd(NamedTuple):
 
     @property
     def is_good(self) -> bool:
-        return self.outcome.state is model.State.SUCCESS
+        return self.outcome.state is run_status.State.SUCCESS
 
 
 class StruckNode:

@@ -12,8 +12,9 @@ from typing import Any
 
 from mig_manager.adapters.kubernetes import watch
 from mig_manager.agent import agent_settings, main
-from mig_manager.core import model, timing
+from mig_manager.core import timing
 from mig_manager.core.objects import well_known
+from mig_manager.core.records import run_status
 from mig_manager.sandbox.apiserver import kinds
 from testkit import apiserver
 from tests.rigs import api_objects
@@ -45,7 +46,7 @@ def label_all(server: apiserver.ApiServer, names: Sequence[str], layout: str) ->
 def is_applied(server: apiserver.ApiServer, name: str, layout: str) -> bool:
     labels = server.get(kinds.NODES, name)["metadata"]["labels"]
     labels_now = (labels.get(well_known.APPLIED_LABEL), labels.get(well_known.STATE_LABEL))
-    return labels_now == (layout, model.State.SUCCESS.value)
+    return labels_now == (layout, run_status.State.SUCCESS.value)
 
 
 def in_memory(name: str, folder: pathlib.Path, **options: str) -> dict[str, Any]:

@@ -15,8 +15,8 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 
 from mig_manager import reasons
-from mig_manager.core import model
 from mig_manager.core.objects import well_known
+from mig_manager.core.records import run_status
 from mig_manager.sandbox.apiserver import kinds, store
 from testkit import apiserver
 from tests.rigs import api_objects
@@ -118,7 +118,7 @@ class FakeAgents:
             # Refused before anything is touched.
             self._end(name, requested, run)
             return
-        self._write(name, requested, model.State.PENDING, phase=model.Phase.TAINT)
+        self._write(name, requested, run_status.State.PENDING, phase=run_status.Phase.TAINT)
         self._after(self.work_s, lambda: self._end(name, requested, run))
 
     def _end(self, name: str, requested: str, run: int) -> None:
@@ -128,8 +128,8 @@ class FakeAgents:
         self._write(
             name,
             requested,
-            model.State.FAILED if failure else model.State.SUCCESS,
-            phase=model.Phase.DONE,
+            run_status.State.FAILED if failure else run_status.State.SUCCESS,
+            phase=run_status.Phase.DONE,
             failure=failure,
         )
         if failure and failure.is_retried:
@@ -139,9 +139,9 @@ class FakeAgents:
         self,
         name: str,
         requested: str,
-        state: model.State,
+        state: run_status.State,
         *,
-        phase: model.Phase,
+        phase: run_status.Phase,
         failure: NodeFailure | None = None,
     ) -> None:
         members: dict[str, object] = {}
@@ -153,12 +153,14 @@ class FakeAgents:
         if name in self.unreachable:
             # Not all of them are as an agent writes them.
             text = json.dumps(json.loads(text) | {"unreachableGpus": self.unreachable[name]})
-        applied = {well_known.APPLIED_LABEL: requested} if state is model.State.SUCCESS else {}
+        applied = (
+            {well_known.APPLIED_LABEL: requested} if state is run_status.State.SUCCESS else {}
+        )
         metadata = {
             "labels": {well_known.STATE_LABEL: state.value} | applied,
             "annotations": {well_known.STATUS_ANNOTATION: text},
         }
-        taints = [api_objects.RECONFIGURING_TAINT] if state is model.State.PENDING else []
+        taints = [api_objects.RECONFIGURING_TAINT] if state is run_status.State.PENDING else []
         change = {"metadata": metadata, "spec": {"taints": taints}}
         self._server.merge(kinds.NODES, name, change)
 

@@ -14,6 +14,7 @@ from mig_manager.core.node.devices import device_classes, resources
 from mig_manager.core.objects import well_known
 from mig_manager.core.partitioning import demand
 from mig_manager.core.planner import planner
+from mig_manager.core.records import run_status
 from mig_manager.partitioner import main, partitioner_settings
 from mig_manager.sandbox.apiserver import kinds
 from mig_manager.sandbox.node import objects
@@ -87,7 +88,7 @@ class PartitionerRig:
         self,
         name: str,
         layout: str,
-        state: model.State = model.State.SUCCESS,
+        state: run_status.State = run_status.State.SUCCESS,
         *,
         ago_s: float = 0,
         took_s: float = 0,
@@ -156,8 +157,12 @@ class PartitionerRig:
         text = self.node(name)["metadata"]["annotations"][well_known.LAYOUT_ANNOTATION]
         (layout,) = config.parse(text, source="annotation").layouts.values()
         gpus = self.gpus[name]
-        state = model.State.SUCCESS if reason is reasons.Reason.APPLIED else model.State.FAILED
-        if state is model.State.SUCCESS:
+        state = (
+            run_status.State.SUCCESS
+            if reason is reasons.Reason.APPLIED
+            else run_status.State.FAILED
+        )
+        if state is run_status.State.SUCCESS:
             plan = planner.plan(gpus, selection.select(layout, gpus))
             self.gpus[name] = gpu_values.execute(gpus, plan)
         published = self._annotations(
@@ -178,7 +183,7 @@ class PartitionerRig:
 
     def begin(self, name: str) -> None:
         """Play the agent: begin a run."""
-        state, key = model.State.PENDING, well_known.STATUS_ANNOTATION
+        state, key = run_status.State.PENDING, well_known.STATUS_ANNOTATION
         published = self._annotations(name, well_known.CUSTOM_LAYOUT, state, finishedAt=None)
         metadata = {
             "annotations": {key: published[key]},

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from mig_manager.core import model
+from mig_manager.core.records import run_status
 from tests.rigs.stage import agent_stage
 
 LAYOUT = "all-1g.5gb"
@@ -30,7 +30,7 @@ def test_probes_succeed_before_during_and_after_a_run(stage: agent_stage.Observe
     start_drain(stage)
     assert stage.ask("/healthz")[0] == stage.ask("/readyz")[0] == 200
     stage.unguard()
-    assert stage.wait_for_end(LAYOUT) is model.State.SUCCESS
+    assert stage.wait_for_end(LAYOUT) is run_status.State.SUCCESS
     assert stage.ask("/healthz") == stage.ask("/readyz") == (200, "ok\n")
 
 
@@ -49,7 +49,7 @@ def test_metrics_follow_a_run(stage: agent_stage.ObservedStage) -> None:
 def test_metrics_sum_up_a_finished_run(stage: agent_stage.ObservedStage) -> None:
     start_drain(stage)
     stage.unguard()
-    assert stage.wait_for_end(LAYOUT) is model.State.SUCCESS
+    assert stage.wait_for_end(LAYOUT) is run_status.State.SUCCESS
     stage.wait(lambda: stage.series("state")["success"] == 1, "the state's metric")
 
     assert stage.series("runs_total")["Applied,success"] == 1

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mig_manager.core import model
+from mig_manager.core.records import run_status
 from tests.rigs.node.local_rig import LAYOUTS_TEXT
 from tests.rigs.shell import lost_stderr
 from tests.rigs.stage import agent_stage
@@ -21,7 +21,7 @@ def test_all_lines_of_an_attempt_have_its_id_and_each_attempt_has_another() -> N
         failed = "Internal,failed"
         stage.wait(lambda: stage.series("runs_total").get(failed, 0) >= 2, "two failures")
         stage.machine.state_file.write_bytes(good)
-        assert stage.wait_for_end(LAYOUT) is not model.State.PENDING
+        assert stage.wait_for_end(LAYOUT) is not run_status.State.PENDING
         stage.wait(lambda: stage.status().get("state") == "success", "success")
 
         assert stage.stop_agent() == 0

@@ -2,8 +2,8 @@
 
 import pytest
 
-from mig_manager.core import model
 from mig_manager.core.objects import well_known
+from mig_manager.core.records import run_status
 from mig_manager.sandbox import stages
 from mig_manager.sandbox.node import objects
 from tests.rigs.stage import agent_stage
@@ -33,7 +33,7 @@ def test_a_drain_that_a_budget_blocks_ends_with_the_budgets_name() -> None:
         stage.guard({"matchLabels": {"app": "train"}})
         stage.label("all-1g.5gb")
 
-        assert stage.wait_for_end("all-1g.5gb") is model.State.FAILED
+        assert stage.wait_for_end("all-1g.5gb") is run_status.State.FAILED
         assert stage.status()["reason"] == "DrainTimeout"
         assert f"PodDisruptionBudget {stages.BUDGET} needs" in stage.status()["message"]
         assert "train" in stage.workloads()

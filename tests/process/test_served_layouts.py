@@ -8,9 +8,9 @@ from collections.abc import Iterator
 import pytest
 
 from mig_manager.catalogue import hardware
-from mig_manager.core import model
 from mig_manager.core.layout import layout_list
 from mig_manager.core.objects import well_known
+from mig_manager.core.records import run_status
 from mig_manager.sandbox import machines
 from mig_manager.sandbox.node import objects
 from tests.rigs.driver import c_library
@@ -106,7 +106,7 @@ def test_a_file_that_is_edited_is_served_and_no_generated_layout_is_lost() -> No
         stage.config_file.write_text(OWNERS_FILE.replace("4g.20gb: 1", "7g.40gb: 1"))
 
         stage.wait(lambda: stage.allocatable() == {"nvidia.com/mig-7g.40gb": 1}, "the new layout")
-        assert stage.wait_for_end("team-a") is model.State.SUCCESS
+        assert stage.wait_for_end("team-a") is run_status.State.SUCCESS
         assert origins_by_layout(stage) == before
         stage.apply_layout("all-2g.10gb")
         assert stage.status()["origin"] == GENERATED

@@ -62,15 +62,15 @@ def annotations_of_agent(
 
 
 def a_status(
-    config: str = "custom", state: model.State = model.State.SUCCESS, **members: object
+    config: str = "custom", state: run_status.State = run_status.State.SUCCESS, **members: object
 ) -> str:
     """Return the text of an agent's status; ``members`` are further ones, None for absent."""
-    is_done = state in (model.State.SUCCESS, model.State.FAILED)
+    is_done = state in (run_status.State.SUCCESS, run_status.State.FAILED)
     data = {
         "version": run_status.STATUS_VERSION,
         "config": config,
         "state": state.value,
-        "phase": (model.Phase.DONE if is_done else model.Phase.DRAIN).value,
+        "phase": (run_status.Phase.DONE if is_done else run_status.Phase.DRAIN).value,
         "attempt": 1,
         **members,
     }

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from mig_manager import reasons
-from mig_manager.core import model
+from mig_manager.core.records import run_status
 from testkit import apiserver
 from tests.rigs import api_objects, programs
 from tests.rigs.shell import commandline, doctor_rig, plugin_rig, shell_node
@@ -79,7 +79,7 @@ def nodes() -> list[api_objects.Object]:
             "gpu-2",
             gpus=plugin_rig.gpus_with("2xH100-SXM5-80GB"),
             requested="all-1g.5gb",
-            state=model.State.FAILED,
+            state=run_status.State.FAILED,
             reason=reasons.Reason.UNKNOWN_PROFILE,
             message="GPU 0 has no profile 1g.5gb",
             labels={"pool": "train"},
@@ -95,7 +95,7 @@ def nodes() -> list[api_objects.Object]:
             "gpu-4",
             gpus=plugin_rig.gpus_with(a100),
             requested="all-1g.5gb",
-            state=model.State.PENDING,
+            state=run_status.State.PENDING,
             reason=None,
             message="draining",
             minutes=100,

@@ -19,6 +19,7 @@ from mig_manager.agent.reports import metrics
 from mig_manager.core import liveness, model, profile_name
 from mig_manager.core.partitioning.decision import decisions
 from mig_manager.core.planner import planner
+from mig_manager.core.records import run_status
 from mig_manager.partitioner import metrics as partitioner_metrics
 from mig_manager.sandbox.driver import simulated_nvml, simulated_worker
 from testkit import nvml_faults
@@ -50,7 +51,7 @@ def fill_metrics(agent_metrics: metrics.AgentMetrics, state: pathlib.Path) -> No
     agent_metrics.retry_scheduled(5.0)
     agent_metrics.outcome_lost(reasons.Reason.API_UNAVAILABLE)
     done = pipeline.run("all-1g.5gb", fakes.FakeRequest(node.clock))
-    assert done.state is model.State.SUCCESS
+    assert done.state is run_status.State.SUCCESS
     node.pods.add("infer", devices=frozenset(node.gpus[0].mig_uuids[:1]))
     pipeline.run("all-1g.5gb", fakes.FakeRequest(node.clock))
     with pytest.raises(errors.Superseded):
@@ -189,7 +190,7 @@ def test_promtool_accepts_rules_expressions_and_metrics(tmp_path: pathlib.Path) 
 def test_an_expression_has_metrics_labels_and_values_that_exist(
     scrape: Scrape, expression: str, text: str
 ) -> None:
-    kinds = {"state": model.State, "reason": reasons.Reason}
+    kinds = {"state": run_status.State, "reason": reasons.Reason}
     values = {label: {each.value for each in kind} for label, kind in kinds.items()}
     used = re.findall(r"\b(?:mig_manager_\w+|up)\b", expression)
     existing = (TARGET_LABELS | KUBE_STATE_LABELS).union(

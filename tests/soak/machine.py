@@ -7,9 +7,8 @@ from hypothesis import stateful
 from hypothesis import strategies as st
 
 from mig_manager import reasons
-from mig_manager.core import model
 from mig_manager.core.objects import well_known
-from mig_manager.core.records import journals
+from mig_manager.core.records import journals, run_status
 from mig_manager.sandbox.driver import simulated_nvml, states
 from testkit import nvml_faults
 from tests.rigs.node import fake_cluster, fakes, simulated_rig, unrestored
@@ -243,7 +242,7 @@ class Soak(stateful.RuleBasedStateMachine):
             view, *pending, is_cordoned=rig.wants_cordon, deployed=deployed
         )
         assert remaining == []
-        assert process.state_of(rig) is not model.State.PENDING
+        assert process.state_of(rig) is not run_status.State.PENDING
 
     @stateful.invariant()
     def at_rest_the_applied_label_is_true(self) -> None:
@@ -277,7 +276,7 @@ class Soak(stateful.RuleBasedStateMachine):
         for _ in range(3):
             self._serve([])
             self.check_all()
-            if self.step.outcome and self.step.outcome.state is model.State.SUCCESS:
+            if self.step.outcome and self.step.outcome.state is run_status.State.SUCCESS:
                 return
         raise AssertionError(f"undisturbed, it still ends so: {self.step.outcome}")
 
@@ -339,7 +338,7 @@ class Soak(stateful.RuleBasedStateMachine):
             COUNTS[step.outcome.reason.value] += 1
             assert step.outcome.reason is not reasons.Reason.INTERNAL, step.outcome.message
             assert process.state_of(self.rig) is step.outcome.state
-            if step.outcome.state is model.State.SUCCESS:
+            if step.outcome.state is run_status.State.SUCCESS:
                 self._assert_applied(step.successes[-1])
         elif step.is_killed and step.names:
             # A success may have been reported before the kill.

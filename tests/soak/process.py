@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 from mig_manager import reasons
 from mig_manager.adapters.kubernetes import api
 from mig_manager.agent import agent_settings, intake, main
-from mig_manager.core import model, ports
+from mig_manager.core import ports
 from mig_manager.core.objects import well_known
+from mig_manager.core.records import run_status
 from mig_manager.sandbox.driver import resets, simulated_nvml
 from tests.rigs.node import fake_cluster, fakes, inboxes, strikes
 from tests.rigs.stage import in_process, strike_points
@@ -33,7 +34,7 @@ _OPTIONS: Mapping[str, object] = {
 
 
 class StepOutcome(NamedTuple):
-    state: model.State
+    state: run_status.State
     reason: reasons.Reason
     message: str
     should_retry: bool
@@ -161,7 +162,7 @@ class _Mailbox(inboxes.NodeInbox, ports.Telemetry):
         super().__init__(rig, lambda _pause: self._end_step(is_resting=True))
         self.names: list[str] = []
         self.successes: list[str] = []
-        self.last_end: tuple[model.State, reasons.Reason] | None = None
+        self.last_end: tuple[run_status.State, reasons.Reason] | None = None
         self.is_lost = False
         self.may_go = threading.Semaphore(0)
         self.is_step_over = threading.Semaphore(0)
@@ -182,10 +183,10 @@ class _Mailbox(inboxes.NodeInbox, ports.Telemetry):
         if self.served_layout is not None:
             self.names.append(self.served_layout)
 
-    def run_ended(self, state: model.State, reason: reasons.Reason, seconds: float) -> None:
+    def run_ended(self, state: run_status.State, reason: reasons.Reason, seconds: float) -> None:
         if self.served_layout is not None:
             self.last_end = state, reason
-            if state is model.State.SUCCESS:
+            if state is run_status.State.SUCCESS:
                 self.successes.append(self.served_layout)
 
     def outcome_lost(self, reason: reasons.Reason) -> None:
@@ -216,6 +217,6 @@ class _Mailbox(inboxes.NodeInbox, ports.Telemetry):
         self.is_resting = False
 
 
-def state_of(rig: soak_cluster.SoakCluster) -> model.State | None:
+def state_of(rig: soak_cluster.SoakCluster) -> run_status.State | None:
     text = rig.node_object.labels.get(well_known.STATE_LABEL)
-    return model.State(text) if text else None
+    return run_status.State(text) if text else None

@@ -20,8 +20,9 @@ from mig_manager.agent.pods import (
     paused_clients,
     pausing,
 )
-from mig_manager.core import messages, model
+from mig_manager.core import messages
 from mig_manager.core.objects import node_object, well_known
+from mig_manager.core.records import run_status
 
 _MAX_NEW_PLANS = 5  # a drain must end even if pods come and go all the time
 
@@ -145,7 +146,9 @@ def _publish(attempt: attempts.Attempt, change: planning.PlannedChange) -> None:
             journal=dataclasses.replace(before, applied_before=applied_before, node=node),
         )
 
-    attempt.recorder.enter_for_view(model.Phase.DRAIN if affected else model.Phase.TAINT, decide)
+    attempt.recorder.enter_for_view(
+        run_status.Phase.DRAIN if affected else run_status.Phase.TAINT, decide
+    )
     if affected:
         text = f"{attempt.status.title}: {message}"
         attempt.deps.node.emit(reason="Draining", message=text, is_warning=False)

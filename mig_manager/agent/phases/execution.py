@@ -9,12 +9,13 @@ from mig_manager.agent.phases import draining, host, planning, preparing, reboot
 from mig_manager.agent.pods import device_usage, paused_clients, resuming
 from mig_manager.change import transaction
 from mig_manager.core import model
+from mig_manager.core.records import run_status
 
 _MID_CHANGE = (
-    model.Phase.EXECUTE,
-    model.Phase.ROLL_BACK,
-    model.Phase.RESUME,
-    model.Phase.VERIFY,
+    run_status.Phase.EXECUTE,
+    run_status.Phase.ROLL_BACK,
+    run_status.Phase.RESUME,
+    run_status.Phase.VERIFY,
 )
 
 

@@ -8,8 +8,8 @@ from mig_manager import errors, reasons
 from mig_manager.agent import attempts, outcomes
 from mig_manager.agent.phases import host, resolving, rolling_back, verification
 from mig_manager.agent.pods import pausing
-from mig_manager.core import messages, model
-from mig_manager.core.records import requests
+from mig_manager.core import messages
+from mig_manager.core.records import requests, run_status
 
 _log = structlog.get_logger()
 
@@ -19,7 +19,7 @@ def conclude(attempt: attempts.Attempt, error: errors.MigManagerError) -> outcom
     if isinstance(error, errors.DrainError):
         attempt.recorder.set_journal(is_draining=error.keeps_taint)
     elif not _is_of_api(error) or (
-        attempt.status.phase is model.Phase.PAUSE
+        attempt.status.phase is run_status.Phase.PAUSE
         and error.reason is not reasons.Reason.API_UNAVAILABLE
     ):
         # What stops a drain that has begun, such as a foreign manager, may last.

@@ -7,8 +7,9 @@ import structlog
 
 from mig_manager import errors, reasons
 from mig_manager.agent import attempts
-from mig_manager.core import messages, model, steps
+from mig_manager.core import messages, steps
 from mig_manager.core.files import service_files
+from mig_manager.core.records import run_status
 
 _log = structlog.get_logger()
 
@@ -53,7 +54,7 @@ def stop_services(attempt: attempts.Attempt, names: Sequence[str], plan: steps.P
     if attempt.deps.services is None or not running:
         return
     attempt.recorder.enter(
-        model.Phase.PAUSE,
+        run_status.Phase.PAUSE,
         f"stopping the host's {', '.join(running)}",
         host=dataclasses.replace(
             before, stopped_services=tuple(dict.fromkeys((*before.stopped_services, *running)))
@@ -127,7 +128,9 @@ def start_hooks(attempt: attempts.Attempt, plan: steps.Plan) -> None:
     if not attempt.hooks.has_hooks:
         return
     with_exit = dataclasses.replace(attempt.journal.host, must_run_exit_hooks=True)
-    attempt.recorder.enter(model.Phase.RESOLVE, "running the apply-start hooks", host=with_exit)
+    attempt.recorder.enter(
+        run_status.Phase.RESOLVE, "running the apply-start hooks", host=with_exit
+    )
     attempt.hooks.start(attempt.cancel.check)
 
 

@@ -10,6 +10,7 @@ from mig_manager.agent import attempts
 from mig_manager.agent.phases import resolving
 from mig_manager.core import model, ports, timing
 from mig_manager.core.node import policies
+from mig_manager.core.records import run_status
 
 _log = structlog.get_logger()
 
@@ -64,7 +65,7 @@ def reboot(
         attempt.recorder.set_status(is_rebooted=True)
         boot_id = attempt.deps.boot_id or "unknown"
         attempt.recorder.enter(
-            model.Phase.REBOOT,
+            run_status.Phase.REBOOT,
             f"rebooting: {why}",
             is_draining=False,
             node=dataclasses.replace(attempt.journal.node, rebooted_from=boot_id),

@@ -20,6 +20,7 @@ from mig_manager.change import change_recorder, rollback
 from mig_manager.core import model, steps
 from mig_manager.core.node import gpu_use
 from mig_manager.core.planner import planner
+from mig_manager.core.records import run_status
 
 _log = structlog.get_logger()
 
@@ -84,7 +85,7 @@ def roll_back(attempt: attempts.Attempt) -> str:
         # Else a pod that is bound after the last check could get a device to be destroyed.
         message = "undoing an interrupted change"
         tainted = dataclasses.replace(attempt.journal.node, has_reconfiguring_taint=True)
-        attempt.recorder.enter(model.Phase.ROLL_BACK, message, node=tainted)
+        attempt.recorder.enter(run_status.Phase.ROLL_BACK, message, node=tainted)
         usage = gpu_use.Usage(
             pods=pausing.await_admission(uninterrupted, attempt.deps.workloads.list()),
             assigned=None,

@@ -10,7 +10,8 @@ from mig_manager import errors, reasons
 from mig_manager.agent import attempts
 from mig_manager.agent.phases import resolving
 from mig_manager.agent.pods import withdrawing
-from mig_manager.core import model, ports, timing
+from mig_manager.core import ports, timing
+from mig_manager.core.records import run_status
 
 _BACKOFF = timing.Backoff(first_s=0.25, max_s=10.0)
 """Fast enough even if many nodes wait, because they ask at random times."""
@@ -55,7 +56,7 @@ def wait(attempt: attempts.Attempt) -> None:
             checked_at_s = now_s
         if why != published and now_s - published_at_s >= _PUBLISH_AGAIN_S:
             published, published_at_s = why, now_s
-            attempt.recorder.enter(model.Phase.WAIT, why)
+            attempt.recorder.enter(run_status.Phase.WAIT, why)
 
 
 def take_again(attempt: attempts.Attempt) -> None:

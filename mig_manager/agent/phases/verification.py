@@ -11,6 +11,7 @@ from mig_manager.agent.phases import host
 from mig_manager.agent.pods import node_advertisers, paused_clients, resuming, schedulability
 from mig_manager.core import messages, model
 from mig_manager.core.objects import well_known
+from mig_manager.core.records import run_status
 
 _log = structlog.get_logger()
 
@@ -79,7 +80,9 @@ def verify_unchanged(
         )
         _wait_schedulable(attempt, expected, gpus, "waiting for the plugin's new config")
     elif not schedulability.correct_and_check_schedulable(attempt, gpus, returned):
-        attempt.recorder.enter(model.Phase.VERIFY, "waiting for the devices to be schedulable")
+        attempt.recorder.enter(
+            run_status.Phase.VERIFY, "waiting for the devices to be schedulable"
+        )
         schedulability.wait_schedulable(
             attempt, schedulability.restart_stale(attempt, gpus, returned), gpus
         )
@@ -121,5 +124,5 @@ def _wait_schedulable(
     gpus: model.ObservedGpus,
     message: str,
 ) -> None:
-    attempt.recorder.enter(model.Phase.VERIFY, message)
+    attempt.recorder.enter(run_status.Phase.VERIFY, message)
     schedulability.wait_schedulable(attempt, expected, gpus)

@@ -25,9 +25,10 @@ import structlog
 
 from mig_manager import errors, reasons
 from mig_manager.agent import run_recorder, successors
-from mig_manager.core import messages, model, ports
+from mig_manager.core import messages, ports
 from mig_manager.core.node import evictions, policies
 from mig_manager.core.objects import pod_object
+from mig_manager.core.records import run_status
 
 _log = structlog.get_logger()
 
@@ -373,7 +374,7 @@ class Evictions:
 
     def _enter(self, message: str) -> None:
         """Publish which pods go next, and record it as ``_record_eviction``."""
-        self.recorder.enter(model.Phase.DRAIN, message, is_draining=True, has_evicted=True)
+        self.recorder.enter(run_status.Phase.DRAIN, message, is_draining=True, has_evicted=True)
 
     def _record_eviction(self) -> None:
         """Record before the first eviction that the run costs pods.

@@ -14,11 +14,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from mig_manager import errors, reasons
 from mig_manager.agent import attempts, node_context, run_recorder
 from mig_manager.agent.pods import device_listing, dra_driver, node_advertisers, paused_clients
-from mig_manager.core import messages, model, ports, steps
+from mig_manager.core import messages, ports, steps
 from mig_manager.core.node import gpu_use
 from mig_manager.core.node.daemons import client_table, clients
 from mig_manager.core.node.devices import claims, resources
 from mig_manager.core.objects import node_object, pod_object, well_known
+from mig_manager.core.records import run_status
 
 
 def await_admission(attempt: attempts.Attempt, pods: pod_object.Pods) -> pod_object.Pods:
@@ -190,7 +191,7 @@ def _pause(
         )
 
     if pause.labels or pause.to_delete:
-        pause = choose(attempt.recorder.enter_for_view(model.Phase.PAUSE, decide))
+        pause = choose(attempt.recorder.enter_for_view(run_status.Phase.PAUSE, decide))
     for pod in pause.to_delete:
         attempt.deps.workloads.delete(pod)
     uids = {pod.uid for pod in (*pause.label_managed, *pause.to_delete)}

@@ -12,7 +12,7 @@ from mig_manager.agent.pods import dra_driver, node_advertisers, paused_clients,
 from mig_manager.core import messages, model
 from mig_manager.core.node.daemons import client_table, clients
 from mig_manager.core.objects import node_object, pod_object, well_known
-from mig_manager.core.records import node_entries
+from mig_manager.core.records import node_entries, run_status
 
 _log = structlog.get_logger()
 
@@ -140,7 +140,7 @@ def _resume(
             journal=dataclasses.replace(before, node=node),
         )
 
-    recorder.enter_for_view(model.Phase.RESUME, decide)
+    recorder.enter_for_view(run_status.Phase.RESUME, decide)
 
 
 def await_driver(
@@ -184,7 +184,7 @@ def await_driver(
             ),
         )
     attempt.recorder.enter(
-        model.Phase.RESOLVE, "waiting for the DRA driver, which ends pods' claims"
+        run_status.Phase.RESOLVE, "waiting for the DRA driver, which ends pods' claims"
     )
     timeout_s = attempt.limits.plugin_timeout_s
     # Slices that do not match in time are no failure: a claim may then use any GPU.

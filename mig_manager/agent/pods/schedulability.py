@@ -14,6 +14,7 @@ from mig_manager.agent.pods import device_advertiser, node_advertisers
 from mig_manager.core import model, timing
 from mig_manager.core.node.devices import strategies
 from mig_manager.core.objects import pod_object
+from mig_manager.core.records import run_status
 
 _PHANTOMS_STAY_S = 30.0  # kubelet reports within 10 s that a stopped plugin's devices are gone
 
@@ -196,7 +197,7 @@ class _ProblemReport:
             and missing.why not in self._reported
         ):
             self._reported.add(missing.why)
-            self._recorder.enter(model.Phase.VERIFY, missing.message)
+            self._recorder.enter(run_status.Phase.VERIFY, missing.message)
         if missing is None or missing.reason is not reasons.Reason.PHANTOM_DEVICES:
             self._phantoms_since_s = None
             return missing

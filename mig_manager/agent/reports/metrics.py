@@ -16,6 +16,7 @@ from mig_manager.adapters import metric_registry
 from mig_manager.adapters.host import log
 from mig_manager.agent.reports import gpu_metrics, run_metrics
 from mig_manager.core import model, ports
+from mig_manager.core.records import run_status
 
 _GPU_BUCKETS_S = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 
@@ -104,14 +105,14 @@ class AgentMetrics(ports.Telemetry):
     def attempt_began(self, number: int) -> None:
         self._runs.begin_attempt(number)
 
-    def state_published(self, state: model.State) -> None:
+    def state_published(self, state: run_status.State) -> None:
         self._runs.set_state(state)
 
-    def phase_ended(self, phase: model.Phase, seconds: float) -> None:
+    def phase_ended(self, phase: run_status.Phase, seconds: float) -> None:
         self._runs.end_phase(phase, seconds)
         self._on_progress()
 
-    def run_ended(self, state: model.State, reason: reasons.Reason, seconds: float) -> None:
+    def run_ended(self, state: run_status.State, reason: reasons.Reason, seconds: float) -> None:
         self._runs.end_run(state, reason, seconds, at_s=self._now())
 
     def run_superseded(self) -> None:

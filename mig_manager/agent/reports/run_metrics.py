@@ -2,7 +2,7 @@
 
 from mig_manager import reasons
 from mig_manager.adapters import metric_registry
-from mig_manager.core import model
+from mig_manager.core.records import run_status
 
 _SUCCESSES = frozenset({reasons.Reason.APPLIED, reasons.Reason.ALREADY_APPLIED})
 _BUCKETS_S = (0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
@@ -31,11 +31,11 @@ class RunMetrics:
         self._success_time = gauge(
             "last_success_timestamp_seconds", "When a run last succeeded; 0: not yet."
         )
-        for state in model.State:
+        for state in run_status.State:
             self._state.labels(state=state.value)
         for reason in reasons.Reason:
             # Start at zero: increase() misses the first event of a series that appears as 1.
-            state = model.State.SUCCESS if reason in _SUCCESSES else model.State.FAILED
+            state = run_status.State.SUCCESS if reason in _SUCCESSES else run_status.State.FAILED
             self._runs.labels(state=state.value, reason=reason.value)
         self._attempt = gauge("attempt", "Number of the last attempt at the present request.")
         self._retries = counter("retries", "Attempts that will be repeated.")
@@ -48,23 +48,23 @@ class RunMetrics:
         self._attempt.set(number)
         self._retry_time.set(0)
 
-    def set_state(self, state: model.State) -> None:
+    def set_state(self, state: run_status.State) -> None:
         """Show the state of the node."""
-        for each in model.State:
+        for each in run_status.State:
             self._state.labels(state=each.value).set(each is state)
 
-    def end_phase(self, phase: model.Phase, seconds: float) -> None:
+    def end_phase(self, phase: run_status.Phase, seconds: float) -> None:
         """Count the duration of a phase."""
         self._phase_s.labels(phase=phase.value).observe(seconds)
 
     def end_run(
-        self, state: model.State, reason: reasons.Reason, seconds: float, *, at_s: float
+        self, state: run_status.State, reason: reasons.Reason, seconds: float, *, at_s: float
     ) -> None:
         """Count a run, and show its outcome."""
         self._runs.labels(state=state.value, reason=reason.value).inc()
         self._run_s.labels(state=state.value).observe(seconds)
         metric_registry.replace(self._last_outcome, {(state.value, reason.value): 1})
-        if state is model.State.SUCCESS:
+        if state is run_status.State.SUCCESS:
             self._success_time.set(at_s)
 
     def schedule_retry(self, at_s: float) -> None:

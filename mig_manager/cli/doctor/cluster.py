@@ -7,15 +7,14 @@ from mig_manager import errors
 from mig_manager.adapters.kubernetes import kube_node
 from mig_manager.cli.doctor.doctor_facts import Check, Facts, NotAskedError, adding_to
 from mig_manager.cli.doctor.doctor_report import Finding, fail, ok, persistence_off, warn
-from mig_manager.core import model
 from mig_manager.core.node import rights
 from mig_manager.core.node.daemons import clients, mig_managers
 from mig_manager.core.node.devices import claims, phantoms, schedulable, strategies
 from mig_manager.core.objects import node_object, pod_object, well_known
-from mig_manager.core.records import journals
+from mig_manager.core.records import journals, run_status
 
 _ACCOUNTS = "system:serviceaccount:"
-_IN_PROGRESS = (model.State.PENDING.value, model.State.REBOOTING.value)
+_IN_PROGRESS = (run_status.State.PENDING.value, run_status.State.REBOOTING.value)
 
 CHECKS: list[Check] = []
 _check = adding_to(CHECKS)
@@ -177,7 +176,7 @@ def _interrupted_run(facts: Facts) -> Iterator[Finding]:
     traces = [f"{key} is paused" for key, v in view.labels.items() if well_known.is_paused(v)]
     text = view.annotations.get(well_known.JOURNAL_ANNOTATION)
     journal = journals.parse_or_none(text)
-    is_success = view.labels.get(well_known.STATE_LABEL) == model.State.SUCCESS.value
+    is_success = view.labels.get(well_known.STATE_LABEL) == run_status.State.SUCCESS.value
     if journal and journal.has_only_persistence:
         yield persistence_off(journal.gpus.persistent_gpus)
     elif text and not (is_success and journal and journal.has_only_gpu_entries):

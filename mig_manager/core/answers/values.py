@@ -3,7 +3,7 @@
 from typing import Annotated
 
 MigMode = Annotated[str, "core.model.MigMode"]
-Phase = Annotated[str, "core.model.Phase"]
+Phase = Annotated[str, "core.records.run_status.Phase"]
 Reason = Annotated[str, "reasons.Reason"]
-State = Annotated[str, "core.model.State"]
+State = Annotated[str, "core.records.run_status.State"]
 Strategy = Annotated[str, "core.node.devices.strategies.Strategy"]

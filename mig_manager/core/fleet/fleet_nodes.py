@@ -23,7 +23,7 @@ _NO_USE = (
 )
 _OF_GPUS = ((well_known.RECOVERY_CONDITION, "True"), (well_known.READY_CONDITION, "Unknown"))
 """The agent's conditions while it can observe no GPU, best first, with their status."""
-_CHANGING = (model.State.PENDING.value, model.State.REBOOTING.value)
+_CHANGING = (run_status.State.PENDING.value, run_status.State.REBOOTING.value)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

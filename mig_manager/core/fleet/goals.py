@@ -5,9 +5,9 @@ import datetime as dt
 from collections.abc import Iterable
 from typing import Self
 
-from mig_manager.core import model
 from mig_manager.core.fleet import fleet_nodes, listed_layouts, marks
 from mig_manager.core.layout import layout_documents
+from mig_manager.core.records import run_status
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +63,7 @@ class RolloutGoal:
         if self.layout is not None:
             failed_at = None
             last = node.status
-            if last and last.config == self.layout and last.state is model.State.FAILED:
+            if last and last.config == self.layout and last.state is run_status.State.FAILED:
                 failed_at = last.started_at
             before = node.requested or node.applied or None
             return marks.Mark(

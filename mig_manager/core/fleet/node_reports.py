@@ -22,10 +22,10 @@ class NodeState(enum.Enum):
     The first ones come from the state label, where it is about the request.
     """
 
-    SUCCESS = model.State.SUCCESS.value
-    PENDING = model.State.PENDING.value
-    REBOOTING = model.State.REBOOTING.value
-    FAILED = model.State.FAILED.value
+    SUCCESS = run_status.State.SUCCESS.value
+    PENDING = run_status.State.PENDING.value
+    REBOOTING = run_status.State.REBOOTING.value
+    FAILED = run_status.State.FAILED.value
     WAITING = "waiting"  # the agent has not reported on the requested layout
     STALE = "stale"  # a run started long ago and the agent has not reported its end
     UNREADABLE = "unreadable"  # the status is invalid
@@ -55,7 +55,7 @@ class NodeReport:
 
 def _is_obsolete(node: fleet_nodes.FleetNode) -> bool:
     published = node.status
-    return bool(not node.requested and published and published.state is model.State.FAILED)
+    return bool(not node.requested and published and published.state is run_status.State.FAILED)
 
 
 def of(node: fleet_nodes.FleetNode, now: dt.datetime) -> NodeReport:
@@ -96,7 +96,7 @@ def _state_of_run(published: run_status.PublishedStatus, now: dt.datetime) -> No
     started_at = published.started_at
     is_old = started_at is None or now - started_at > _MAX_RUN
     # An agent can wait long for a slot.
-    has_slot = published.phase != model.Phase.WAIT.value
+    has_slot = published.phase != run_status.Phase.WAIT.value
     return NodeState.STALE if is_old and has_slot else state
 
 

@@ -13,7 +13,7 @@ import enum
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from mig_manager.core import messages, model
+from mig_manager.core import messages
 from mig_manager.core.fleet import fleet_nodes, goals, node_amounts, preview
 from mig_manager.core.records import run_status
 
@@ -346,7 +346,7 @@ class Rollout:
         if state in (NodeProgressState.SUCCESS, NodeProgressState.TO_DO):
             since_s = None
         elif state in (NodeProgressState.PENDING, NodeProgressState.FAILED):
-            waits = is_visible and reported and reported.phase == model.Phase.WAIT.value
+            waits = is_visible and reported and reported.phase == run_status.Phase.WAIT.value
             since_s = now_s if waits or since_s is None else since_s
         seconds = 0.0 if since_s is None else now_s - since_s
         if state is NodeProgressState.PENDING:
@@ -372,7 +372,7 @@ class Rollout:
             and self._goal.layout is not None
             and is_awaited
             # A request that failed has changed nothing.
-            and not (reported and reported.state is model.State.FAILED),
+            and not (reported and reported.state is run_status.State.FAILED),
         )
         history = dataclasses.replace(history, since_s=since_s)
         return history.after(progress, reported, has_begun=self._has_begun), progress
@@ -449,14 +449,14 @@ def _state_of_requested(
             return NodeProgressState.PENDING, "its agent has not finished the former request"
         why = "no layout is requested, as before the rollout; the GPUs stay unchanged"
         return NodeProgressState.SUCCESS, why
-    is_success = node.state == model.State.SUCCESS.value and node.applied == node.requested
+    is_success = node.state == run_status.State.SUCCESS.value and node.applied == node.requested
     if is_success and (node.status is None or node.is_finished):
         # Without a hash its content is unknown.
         status_hash = node.status.config_hash if node.status else ""
         if content_hash and status_hash and status_hash != content_hash:
             return NodeProgressState.PENDING, "its agent still has other content"
         return NodeProgressState.SUCCESS, ""
-    has_failed = node.current_status and node.current_status.state is model.State.FAILED
+    has_failed = node.current_status and node.current_status.state is run_status.State.FAILED
     return NodeProgressState.FAILED if has_failed else NodeProgressState.PENDING, ""
 
 

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 from mig_manager import reasons
 from mig_manager.core import model, steps
+from mig_manager.core.records import run_status
 
 
 class Telemetry:
@@ -12,13 +13,13 @@ class Telemetry:
     def attempt_began(self, number: int) -> None:
         """The ``number``-th attempt at a request began, from 1."""
 
-    def state_published(self, state: model.State) -> None:
+    def state_published(self, state: run_status.State) -> None:
         """This state was published on the node."""
 
-    def phase_ended(self, phase: model.Phase, seconds: float) -> None:
+    def phase_ended(self, phase: run_status.Phase, seconds: float) -> None:
         """A run left a phase."""
 
-    def run_ended(self, state: model.State, reason: reasons.Reason, seconds: float) -> None:
+    def run_ended(self, state: run_status.State, reason: reasons.Reason, seconds: float) -> None:
         """A run published its outcome."""
 
     def run_superseded(self) -> None:

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 
-from mig_manager.core import model
 from mig_manager.core.objects import well_known
 from mig_manager.core.records import journals, requests, run_status
 
@@ -23,16 +22,16 @@ def infer(
         labels: The node's labels.
     """
     config = labels.get(well_known.CONFIG_LABEL)
-    is_success = labels.get(well_known.STATE_LABEL) == model.State.SUCCESS.value
+    is_success = labels.get(well_known.STATE_LABEL) == run_status.State.SUCCESS.value
     if published is None and config and is_success:
         # NVIDIA's manager publishes no status. What its file had is unknown.
         return requests.RequestRecord(config=config, verified=requests.Verified(config_hash=""))
     if published is None or not published.config:
         return requests.NONE
-    is_drained = published.phase == model.Phase.DRAIN.value or journal.is_draining
+    is_drained = published.phase == run_status.Phase.DRAIN.value or journal.is_draining
     has_failed_early = (
-        published.state is model.State.FAILED
-        and published.phase == model.Phase.RESOLVE.value
+        published.state is run_status.State.FAILED
+        and published.phase == run_status.Phase.RESOLVE.value
         # A label that is gone shows nothing: a run after a reboot removes it.
         and labels.get(well_known.APPLIED_LABEL) in (None, published.config)
     )

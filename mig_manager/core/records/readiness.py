@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from mig_manager import reasons
-from mig_manager.core import messages, model
+from mig_manager.core import messages
 from mig_manager.core.objects import well_known
 from mig_manager.core.records import run_status
 
@@ -82,7 +82,7 @@ def condition(published: run_status.RunStatus) -> Condition:
     the phase.
     """
     match published.state:
-        case model.State.SUCCESS:
+        case run_status.State.SUCCESS:
             # Same text whether or not this run changed anything: equal conditions are not written.
             unreachable = "".join(
                 f" {messages.with_full_stop(gpu.sentence)}" for gpu in published.gpus.unreachable
@@ -92,13 +92,13 @@ def condition(published: run_status.RunStatus) -> Condition:
                 unreachable += f" The layout file cannot be used: {problem}"
             message = f"Layout {published.config} is active and verified.{unreachable}"
             return Condition(is_true=True, reason="LayoutVerified", message=message)
-        case model.State.FAILED:
+        case run_status.State.FAILED:
             reason = published.reason.value if published.reason else "Failed"
             return Condition(is_true=False, reason=reason, message=published.message)
-        case model.State.REBOOTING:
+        case run_status.State.REBOOTING:
             message = f"The node reboots for layout {published.config}."
             return Condition(is_true=False, reason="Rebooting", message=message)
-        case model.State.PENDING:
+        case run_status.State.PENDING:
             message = (
                 f"Layout {published.config} is being applied."
                 if published.config

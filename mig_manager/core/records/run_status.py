@@ -6,6 +6,7 @@ The agent writes a ``RunStatus``; ``parse`` is its only reader.
 import collections
 import dataclasses
 import datetime as dt
+import enum
 import json
 from collections.abc import Mapping
 from typing import NamedTuple, TypedDict
@@ -18,6 +19,31 @@ STATUS_VERSION = 1
 
 _MAX_ORIGIN = 2000
 _MAX_GPUS = 64
+
+
+class State(enum.Enum):
+    """Value of ``nvidia.com/mig.config.state``; the four values of NVIDIA's mig-manager."""
+
+    PENDING = "pending"
+    REBOOTING = "rebooting"
+    SUCCESS = "success"
+    FAILED = "failed"
+
+
+class Phase(enum.Enum):
+    """Phase of a run; published in the status annotation, in logs and as Events."""
+
+    RESOLVE = "Resolve"
+    WAIT = "Wait"
+    TAINT = "Taint"
+    DRAIN = "Drain"
+    PAUSE = "Pause"
+    EXECUTE = "Execute"
+    ROLL_BACK = "RollBack"
+    REBOOT = "Reboot"
+    RESUME = "Resume"
+    VERIFY = "Verify"
+    DONE = "Done"
 
 
 class RequestKey(NamedTuple):
@@ -38,8 +64,8 @@ class RunStatus:
     config_hash: str  # hash of the layout's meaning; empty until the layout is resolved
     origin: str = ""  # the layout's place in a file, or for which GPUs it was generated
     is_from_owner: bool = False  # whether the owner wrote the layout; not published
-    state: model.State
-    phase: model.Phase
+    state: State
+    phase: Phase
     reason: reasons.Reason | None
     message: str
     attempt: int
@@ -65,15 +91,15 @@ class RunStatus:
         """The layout's name, with its hash if many layouts share the name."""
         return _title(self)
 
-    def in_phase(self, phase: model.Phase, message: str) -> "RunStatus":
+    def in_phase(self, phase: Phase, message: str) -> "RunStatus":
         """Return the status in a new phase."""
-        is_reboot = phase is model.Phase.REBOOT
+        is_reboot = phase is Phase.REBOOT
         return dataclasses.replace(
             self,
-            state=model.State.REBOOTING if is_reboot else model.State.PENDING,
+            state=State.REBOOTING if is_reboot else State.PENDING,
             phase=phase,
             message=message,
-            reason=reasons.Reason.SLOTS_TAKEN if phase is model.Phase.WAIT else None,
+            reason=reasons.Reason.SLOTS_TAKEN if phase is Phase.WAIT else None,
         )
 
     def to_json(self) -> str:
@@ -136,7 +162,7 @@ class PublishedStatus:
 
     config: str
     config_hash: str
-    state: model.State
+    state: State
     phase: str
     reason: str
     message: str
@@ -178,7 +204,7 @@ def parse(text: str) -> PublishedStatus:
     return PublishedStatus(
         config=_word(data, "config"),
         config_hash=_word(data, "configHash"),
-        state=model.State(data.get("state")),
+        state=State(data.get("state")),
         phase=_word(data, "phase"),
         reason=_word(data, "reason"),
         message=messages.fit(
@@ -219,7 +245,7 @@ def was_active(published: PublishedStatus | None) -> bool:
     return (
         published is not None
         and bool(published.config)
-        and (published.state is model.State.SUCCESS or published.reason in _REASONS_AFTER_SUCCESS)
+        and (published.state is State.SUCCESS or published.reason in _REASONS_AFTER_SUCCESS)
     )
 
 

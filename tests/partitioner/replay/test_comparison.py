@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from mig_manager.core import model
 from mig_manager.core.display import bar
 from mig_manager.core.objects import well_known
 from mig_manager.core.partitioning.decision import decisions
@@ -195,7 +194,7 @@ def test_pods_are_placed_where_they_fit(
     "text",
     [
         api_objects.a_status("all", reason="Applied", finishedAt="2126-01-01T00:00:00Z"),
-        api_objects.a_status("all", model.State.PENDING),
+        api_objects.a_status("all", run_status.State.PENDING),
     ],
 )
 def test_the_present_run_of_an_agent_is_not_replayed(shell: commandline.Shell, text: str) -> None:
@@ -225,7 +224,7 @@ def test_a_request_that_an_agent_failed_before_changes_no_replay(shell: commandl
     text = partitions.only(decision).layout
     for retry_at in (None, NOW.isoformat()):
         report = api_objects.a_status(
-            "custom", model.State.FAILED, reason="InUse", retryAt=retry_at
+            "custom", run_status.State.FAILED, reason="InUse", retryAt=retry_at
         )
         failed = node(
             "a",

@@ -5,8 +5,8 @@ from collections.abc import Callable
 
 import pytest
 
-from mig_manager.core import model
 from mig_manager.core.objects import discovery_labels, pod_object, well_known
+from mig_manager.core.records import run_status
 from mig_manager.reasons import Reason
 from tests.rigs import layout_table
 from tests.rigs.node import agents, ends, fakes, node_rig, nodes, strikes
@@ -98,7 +98,7 @@ def test_change_whose_plugin_does_not_return_is_verified_later() -> None:
     rig.plugin.is_broken = False
     for pod in rig.pods.plugins:
         rig.pods.remove(pod.uid)
-    assert agents.run(rig, "all-balanced").state is model.State.SUCCESS
+    assert agents.run(rig, "all-balanced").state is run_status.State.SUCCESS
 
 
 def test_plugin_that_does_not_start_names_the_gpu_without_a_device() -> None:

@@ -8,6 +8,7 @@ from mig_manager.core import model, steps
 from mig_manager.core.node import policies
 from mig_manager.core.node.devices import claims
 from mig_manager.core.objects import well_known
+from mig_manager.core.records import run_status
 from mig_manager.reasons import Reason
 from tests.pipeline.dra_scenes import (
     KEEP_ONE,
@@ -45,7 +46,7 @@ def test_one_of_two_pods_with_claims_leaves_and_the_driver_restarts_once(
 
     outcome = agents.run(rig, "most-in-one", layouts=KEEP_ONE)
 
-    assert (outcome.state, outcome.reason) == (model.State.SUCCESS, Reason.APPLIED)
+    assert (outcome.state, outcome.reason) == (run_status.State.SUCCESS, Reason.APPLIED)
     assert rig.log.count("workloads.evict") == 1
     (kept,) = rig.pods.names & {"low", "high"}
     (pod,) = (each for each in rig.pods.values() if each.name == kept)
@@ -59,7 +60,7 @@ def test_one_of_two_pods_with_claims_leaves_and_the_driver_restarts_once(
 def test_driver_stops_after_pods_with_claims_and_starts_before_them() -> None:
     rig = nodes.dra_node()
 
-    assert agents.run(rig, "most-in-one", layouts=KEEP_ONE).state is model.State.SUCCESS
+    assert agents.run(rig, "most-in-one", layouts=KEEP_ONE).state is run_status.State.SUCCESS
 
     pauses = [each for each in rig.node_object.status_messages if each.startswith("pausing")]
     assert pauses == ["pausing dcgm-dra, dcgm-exporter-dra", "pausing dra-driver"]
@@ -83,7 +84,7 @@ def test_stale_slices_are_withdrawn_before_pods_may_be_scheduled_again() -> None
         ),
     )
 
-    assert agents.run(rig, "most-in-one", layouts=KEEP_ONE).state is model.State.SUCCESS
+    assert agents.run(rig, "most-in-one", layouts=KEEP_ONE).state is run_status.State.SUCCESS
     assert set(open_with) == {frozenset()}
 
 
@@ -96,7 +97,7 @@ def test_no_device_can_be_allocated_once_the_last_users_were_sought(
         rig, lambda: published_uuids(rig), when=lambda: rig.log[-1] == "gpus.execute"
     )
 
-    assert agents.run(rig, "most-in-one", layouts=KEEP_ONE).state is model.State.SUCCESS
+    assert agents.run(rig, "most-in-one", layouts=KEEP_ONE).state is run_status.State.SUCCESS
 
     assert published == [frozenset()]
 
@@ -107,7 +108,7 @@ def test_taints_that_a_drivers_restart_clears_are_in_an_event() -> None:
     taints = {"gpu-0-mig-1": "gpu.nvidia.com/xid=79"}
     rig.dra_driver.slices = (dataclasses.replace(published_slice, taints=taints),)
 
-    assert agents.run(rig, "most-in-one", layouts=KEEP_ONE).state is model.State.SUCCESS
+    assert agents.run(rig, "most-in-one", layouts=KEEP_ONE).state is run_status.State.SUCCESS
 
     assert "DeviceTaintsCleared" in rig.node_object.events
     assert "clears the taints of gpu-0-mig-1 (gpu.nvidia.com/xid=79)" in " ".join(
@@ -119,7 +120,7 @@ def test_a_claim_with_unknown_devices_may_be_for_any_gpu() -> None:
     rig = nodes.dra_node()
     rig.pods.add("unknown", has_claims=True)
 
-    assert agents.run(rig, "most-in-one", layouts=KEEP_ONE).state is model.State.SUCCESS
+    assert agents.run(rig, "most-in-one", layouts=KEEP_ONE).state is run_status.State.SUCCESS
 
     assert "unknown" not in rig.pods.names
     assert "default/unknown (its ResourceClaim may stand for any GPU)" in " ".join(
@@ -131,7 +132,7 @@ def test_a_monitor_whose_claims_cannot_be_read_is_paused_and_not_evicted() -> No
     rig = nodes.dra_node()
     rig.pods.change(rig.pods.uid_of("dcgm-dra"), has_claims=True, claimed_ids=None)
 
-    assert agents.run(rig, "most-in-one", layouts=KEEP_ONE).state is model.State.SUCCESS
+    assert agents.run(rig, "most-in-one", layouts=KEEP_ONE).state is run_status.State.SUCCESS
 
     assert rig.log.count("workloads.evict") == 1
 
@@ -149,7 +150,7 @@ def test_slices_that_do_not_match_the_gpus_fail_the_change() -> None:
     rig.clock.on_wait.pop()
     assert (
         agents.run(without_driver(rig), "most-in-one", layouts=KEEP_ONE).state
-        is model.State.SUCCESS
+        is run_status.State.SUCCESS
     )
 
 
@@ -164,13 +165,13 @@ def test_a_driver_that_does_not_come_back_is_named() -> None:
 def test_slices_that_the_api_does_not_list_are_not_waited_for() -> None:
     rig = nodes.dra_node()
     rig.clock.on_wait.append(lambda: setattr(rig.dra_driver, "slices", None))
-    assert agents.run(rig, "most-in-one", layouts=KEEP_ONE).state is model.State.SUCCESS
+    assert agents.run(rig, "most-in-one", layouts=KEEP_ONE).state is run_status.State.SUCCESS
 
 
 def test_no_slices_are_requested_on_a_node_without_the_driver() -> None:
     rig = nodes.busy_node()
     agent = agents.new_agent(rig)
-    assert agents.run(rig, "one-slice-changed", by=agent).state is model.State.SUCCESS
+    assert agents.run(rig, "one-slice-changed", by=agent).state is run_status.State.SUCCESS
     assert agents.run(rig, "one-slice-changed", by=agent).reason is Reason.ALREADY_APPLIED
     assert not [call for call in rig.log if call.startswith("slices")]
 
@@ -200,7 +201,7 @@ def test_a_node_with_device_plugin_and_driver_waits_for_both() -> None:
     rig.node_object.labels[well_known.PLUGIN_DEPLOY_LABEL] = "true"
     rig.advance()
 
-    assert agents.run(rig, "most-in-one", layouts=KEEP_ONE).state is model.State.SUCCESS
+    assert agents.run(rig, "most-in-one", layouts=KEEP_ONE).state is run_status.State.SUCCESS
 
     assert "restarting the device plugin and the DRA driver" in rig.node_object.status_messages
     uuids = devices(rig)
@@ -218,7 +219,7 @@ def test_the_agent_after_a_killed_one_waits_for_the_driver(
     strikes.kill_before(rig, steps.DestroyComputeInstance, "all-balanced", number=number)
     assert not rig.pods.dra_drivers
 
-    assert agents.resume(rig, "all-balanced").state is model.State.SUCCESS
+    assert agents.resume(rig, "all-balanced").state is run_status.State.SUCCESS
 
     assert len(driver_uids) == 2
     assert published_uuids(rig) == devices(rig)
@@ -253,7 +254,7 @@ def test_next_run_waits_for_the_driver_that_the_last_one_ended(
             agents.resume(rig, requested) if is_stopped else agents.run(rig, requested, by=agent)
         )
 
-        assert outcome.state is model.State.SUCCESS
+        assert outcome.state is run_status.State.SUCCESS
         assert rig.pods.has_dra_driver
         assert published_uuids(rig) == gpu_values.device_uuids(rig.gpus)
         ends.assert_restored(rig)
@@ -271,7 +272,7 @@ def test_a_driver_that_ends_as_the_taint_comes_is_verified_when_it_returns() -> 
 
     rig.on_call = strike
 
-    assert agents.run(rig, "all-balanced").state is model.State.SUCCESS
+    assert agents.run(rig, "all-balanced").state is run_status.State.SUCCESS
 
     assert rig.pods.has_dra_driver
     assert published_uuids(rig) == devices(rig)
@@ -363,7 +364,7 @@ def test_another_config_of_the_plugin_does_not_restart_the_driver() -> None:
     rig.advance()
     rig.policy = policies.Policy(plugin_configs=(("all-1g.5gb", "sliced"),))
     driver_uids = starts(rig)
-    assert agents.run(rig, "all-1g.5gb").state is model.State.SUCCESS
+    assert agents.run(rig, "all-1g.5gb").state is run_status.State.SUCCESS
     assert rig.node_object.labels[well_known.PLUGIN_CONFIG_LABEL] == "sliced"
     assert len(driver_uids) == 1
     assert "slices.withdraw" not in rig.log
@@ -380,7 +381,7 @@ def test_verified_driver_is_not_restarted_after_a_kill() -> None:
     )
     withdrawn = rig.log.count("slices.withdraw")
 
-    assert agents.resume(rig, "all-balanced").state is model.State.SUCCESS
+    assert agents.resume(rig, "all-balanced").state is run_status.State.SUCCESS
 
     assert len(driver_uids) == 2
     assert rig.log.count("slices.withdraw") == withdrawn

@@ -5,10 +5,10 @@ import functools
 
 import pytest
 
-from mig_manager.core import model, steps
+from mig_manager.core import steps
 from mig_manager.core.node.devices import claims
 from mig_manager.core.objects import pod_object, well_known
-from mig_manager.core.records import journals, node_entries
+from mig_manager.core.records import journals, node_entries, run_status
 from mig_manager.reasons import Reason
 from tests.pipeline.dra_scenes import (
     KEEP_ONE,
@@ -34,7 +34,7 @@ def test_a_pod_with_a_claim_is_not_evicted_while_no_driver_gets_ready(layout: st
     ends.run_to(rig, layout, Reason.PLUGIN_NOT_READY, why, "default/high")
     assert {"low", "high"} <= rig.pods.names
     rig.dra_driver.is_broken = False
-    assert agents.run(without_driver(rig), layout).state is model.State.SUCCESS
+    assert agents.run(without_driver(rig), layout).state is run_status.State.SUCCESS
 
 
 def test_a_driver_that_its_label_keeps_away_is_named_with_the_label() -> None:
@@ -84,7 +84,7 @@ def test_agent_after_a_kill_reopens_the_node_for_the_driver(layout: str) -> None
     strikes.kill_before(rig, steps.DestroyComputeInstance, layout)
     rig.pods.add("late", has_claims=True, claimed_ids=frozenset({min(rig.gpus[1].mig_uuids)}))
 
-    assert agents.resume(rig, "all-disabled").state is model.State.SUCCESS
+    assert agents.resume(rig, "all-disabled").state is run_status.State.SUCCESS
 
     assert "late" not in rig.pods.names
     ends.assert_restored(rig)
@@ -120,7 +120,7 @@ def test_unknown_claims_are_resolved_before_a_pod_is_evicted() -> None:
             rig.pods.change(uid, claimed_ids=pods_before[uid].claimed_ids)
 
     rig.clock.on_wait.append(learn)
-    assert agents.run(rig, "most-in-one", layouts=KEEP_ONE).state is model.State.SUCCESS
+    assert agents.run(rig, "most-in-one", layouts=KEEP_ONE).state is run_status.State.SUCCESS
     assert rig.log.count("workloads.evict") == 1
 
 
@@ -152,7 +152,7 @@ def test_a_drain_stays_closed_while_a_ready_driver_publishes_its_slices() -> Non
         when=lambda: "waiting for the DRA driver" in rig.node_object.status_messages[-1],
     )
 
-    assert agents.resume(rig, "all-disabled").state is model.State.SUCCESS
+    assert agents.resume(rig, "all-disabled").state is run_status.State.SUCCESS
 
     assert set(closed) == {True}
 
@@ -190,7 +190,7 @@ def test_agent_after_any_kill_evicts_only_affected_pods(
             rig.dra_driver.slices = ()
         agent = agents.start(rig, requested, workloads=NewWorkloads(rig))
 
-        assert agents.run(rig, requested, by=agent).state is model.State.SUCCESS, index
+        assert agents.run(rig, requested, by=agent).state is run_status.State.SUCCESS, index
 
         assert len({"low", "high"} & rig.pods.names) == kept, index
         ends.assert_restored(rig)
@@ -210,7 +210,7 @@ def test_after_the_driver_vanishes_at_any_call_a_retry_succeeds(*, label_managed
         strikes.at_call(rig, index, functools.partial(without_driver, rig))
 
         outcome = agents.run(rig, "all-disabled", by=agent)
-        if outcome.state is not model.State.SUCCESS:
+        if outcome.state is not run_status.State.SUCCESS:
             failed += 1
             assert outcome.should_retry, index
             ends.assert_restored(rig)
@@ -219,7 +219,7 @@ def test_after_the_driver_vanishes_at_any_call_a_retry_succeeds(*, label_managed
             rig.clock.wait(5)
             outcome = agents.run(rig, "all-disabled", by=agent, attempt=2)
 
-        assert outcome.state is model.State.SUCCESS, (index, outcome.message)
+        assert outcome.state is run_status.State.SUCCESS, (index, outcome.message)
         assert published_uuids(rig) == {gpu.uuid for gpu in rig.gpus}, index
         ends.assert_restored(rig)
     assert failed > 0
@@ -245,6 +245,6 @@ def test_request_that_ends_in_a_wait_for_the_driver_restores_the_node(*, is_stop
             else agents.run(rig, "all-disabled", by=agent)
         )
 
-        assert outcome.state is model.State.SUCCESS
+        assert outcome.state is run_status.State.SUCCESS
         ends.assert_restored(rig)
     assert len(superseded_runs) > 4

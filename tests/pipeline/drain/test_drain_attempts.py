@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from mig_manager import errors
-from mig_manager.core import model
 from mig_manager.core.objects import well_known
+from mig_manager.core.records import run_status
 from mig_manager.reasons import Reason
 from tests.pipeline.drain import drains
 from tests.pipeline.drain.deployments import (
@@ -67,7 +67,7 @@ def test_only_another_request_reopens_the_node_in_mid_drain(
     serving.room_elsewhere, local_count = 3, len(serving.local_devices)
     newer = inbox.next(0)
     assert newer is not None
-    assert agent.run(newer.request, fakes.FakeRequest(rig.clock)).state is model.State.SUCCESS
+    assert agent.run(newer.request, fakes.FakeRequest(rig.clock)).state is run_status.State.SUCCESS
     assert serving.kills == 2 + (not is_other) * local_count
     ends.assert_restored(rig)
 
@@ -77,7 +77,7 @@ def test_file_change_after_the_drain_evicts_no_successor() -> None:
     agent = agents.new_agent(rig, layouts=CONFIG)
 
     def report() -> None:
-        if serving.kills and rig.node_object.status["phase"] == model.Phase.PAUSE.value:
+        if serving.kills and rig.node_object.status["phase"] == run_status.Phase.PAUSE.value:
             inbox.put_file_change()
 
     inbox = inboxes.Inbox(rig.clock, report=report)
@@ -85,7 +85,10 @@ def test_file_change_after_the_drain_evicts_no_successor() -> None:
         agent.run("first-gpu-whole", inbox.request("first-gpu-whole"))
 
     rig.clock.wait(1)
-    assert agent.run("first-gpu-whole", fakes.FakeRequest(rig.clock)).state is model.State.SUCCESS
+    assert (
+        agent.run("first-gpu-whole", fakes.FakeRequest(rig.clock)).state
+        is run_status.State.SUCCESS
+    )
     assert serving.kills == 1
     ends.assert_restored(rig)
 
@@ -129,7 +132,7 @@ def test_node_stays_closed_until_the_next_try(*, has_room: bool) -> None:
     else:
         serving.budget.max_unavailable = 4
 
-    assert try_once(rig, agent).state is model.State.SUCCESS
+    assert try_once(rig, agent).state is run_status.State.SUCCESS
     assert serving.kills == 4
     ends.assert_restored(rig)
 
@@ -181,7 +184,7 @@ def test_only_a_failure_of_drain_or_api_keeps_the_node_closed(
     rig.fail_always.clear()
     rig.pods.remove_if(lambda pod: pod.name == "nvidias")
     serving.room_elsewhere = 3
-    assert try_once(rig, agent).state is model.State.SUCCESS
+    assert try_once(rig, agent).state is run_status.State.SUCCESS
     ends.assert_restored(rig)
 
 
@@ -226,7 +229,7 @@ def test_an_agent_that_is_restarted_between_two_tries_evicts_no_pod_again() -> N
 
 
 def request_another_layout(rig: node_rig.NodeRig, agent: agents.AgentInMemory) -> None:
-    assert try_once(rig, agent, "all-1g.5gb").state is model.State.SUCCESS
+    assert try_once(rig, agent, "all-1g.5gb").state is run_status.State.SUCCESS
 
 
 def request_unknown_profile(rig: node_rig.NodeRig, agent: agents.AgentInMemory) -> None:

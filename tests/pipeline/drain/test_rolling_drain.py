@@ -6,9 +6,9 @@ import itertools
 import pytest
 
 from mig_manager import errors
-from mig_manager.core import model
 from mig_manager.core.node import policies
 from mig_manager.core.objects import well_known
+from mig_manager.core.records import run_status
 from mig_manager.reasons import Reason
 from tests.pipeline.drain.deployments import CONFIG, Deployment, is_closed, node_with, try_once
 from tests.rigs.node import agents, cluster_parts, ends, nodes, strikes
@@ -21,7 +21,7 @@ def test_partial_budget_drains_as_successors_get_ready() -> None:
         0, lambda: healthy.append(serving.budget.with_status(rig.pods.everywhere).healthy)
     )
 
-    assert try_once(rig).state is model.State.SUCCESS
+    assert try_once(rig).state is run_status.State.SUCCESS
 
     assert serving.kills == 4
     assert min(healthy) == 3
@@ -71,7 +71,7 @@ def test_a_rolling_drain_lasts_as_long_as_successors_get_ready() -> None:
     for number in range(1, 5):
         strikes.at_time(rig, 12.0 * number, make_room)
 
-    assert try_once(rig).state is model.State.SUCCESS
+    assert try_once(rig).state is run_status.State.SUCCESS
 
 
 @pytest.mark.parametrize(
@@ -168,7 +168,7 @@ def test_pods_that_the_budgets_grant_together_are_evicted_at_once() -> None:
     rig, serving = node_with(room_elsewhere=4)
     serving.budget.max_unavailable = 4
 
-    assert try_once(rig).state is model.State.SUCCESS
+    assert try_once(rig).state is run_status.State.SUCCESS
 
     assert serving.kills == 4
     first = rig.log.index("workloads.evict")
@@ -228,7 +228,7 @@ def test_a_rolling_drain_goes_on_while_a_pod_deleted_by_force_ends() -> None:
 
     rig.clock.on_wait.append(delete)
 
-    assert try_once(rig).state is model.State.SUCCESS
+    assert try_once(rig).state is run_status.State.SUCCESS
 
 
 @pytest.mark.parametrize("labels", [{}, {"app": "serving"}], ids=["without budget", "with"])
@@ -243,7 +243,7 @@ def test_pods_without_a_controller_go_last(labels: dict[str, str]) -> None:
         when=lambda: rig.log[-1] == "workloads.evict",
     )
 
-    assert try_once(rig).state is model.State.SUCCESS
+    assert try_once(rig).state is run_status.State.SUCCESS
 
     assert stays == [True] * 3
     assert bare not in rig.pods

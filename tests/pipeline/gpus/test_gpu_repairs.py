@@ -10,6 +10,7 @@ from mig_manager import errors, reasons
 from mig_manager.agent import drift
 from mig_manager.core import model, steps
 from mig_manager.core.objects import well_known
+from mig_manager.core.records import run_status
 from mig_manager.core.settings import node_settings
 from tests.pipeline import repairs
 from tests.rigs.node import agents, ends, fakes, gpu_values, node_rig, samples, strikes
@@ -28,7 +29,7 @@ def test_a_repair_evicts_only_the_pods_of_the_gpu_and_restores_all(
 
     outcome = repairs.serve(rig)
 
-    assert outcome.state is model.State.SUCCESS
+    assert outcome.state is run_status.State.SUCCESS
     assert not outcome.verified_gpus.unreachable
     assert repairs.resets(rig) == 1
     assert "affected" not in rig.pods.names
@@ -218,7 +219,7 @@ def test_a_budget_stops_the_repair_and_the_layout_stays_a_success() -> None:
 
     outcome = repairs.serve(rig)
 
-    assert outcome.state is model.State.SUCCESS
+    assert outcome.state is run_status.State.SUCCESS
     assert "The repair of GPU 0" in outcome.message
     assert "pdb" in outcome.message
     assert repairs.resets(rig) == 0
@@ -263,7 +264,7 @@ def test_a_repair_that_could_not_begin_is_neither_failed_nor_delayed(
     assert "GpuRepairFailed" not in rig.node_object.events
     assert {"affected", "spared"} <= rig.pods.names
     lock.refusals, rig.kubelet.is_silent, rig.fail_always = 0, False, {}
-    assert repairs.serve(rig, agent).state is model.State.SUCCESS
+    assert repairs.serve(rig, agent).state is run_status.State.SUCCESS
     assert repairs.resets(rig) == 1
     assert [each["attempts"] for each in rig.node_object.request_record["repairs"]] == [1]
 
@@ -285,7 +286,7 @@ def test_each_attempt_reports_that_the_lock_delays_it_and_a_repair() -> None:
         assert rig.clock.now_s - began_s < 2 * agents.TIMEOUTS["lock_timeout_s"]
 
     lock.refusals = 0
-    assert repairs.request_other(rig, agent, attempt=4).state is model.State.SUCCESS
+    assert repairs.request_other(rig, agent, attempt=4).state is run_status.State.SUCCESS
     assert repairs.resets(rig) == 1
 
 
@@ -361,7 +362,7 @@ def test_a_refused_reset_restores_the_instances_and_is_reported() -> None:
     rig = repairs.faulty_node()
     rig.fail_always["reset.reset"] = repairs.REFUSED
     before = rig.gpus
-    assert repairs.serve(rig).state is model.State.SUCCESS
+    assert repairs.serve(rig).state is run_status.State.SUCCESS
     assert "only be reset together" in repairs.message(rig)
     assert gpu_values.geometry(rig.gpus) == gpu_values.geometry(before)
     ends.assert_restored(rig)
@@ -399,7 +400,7 @@ def test_a_gpu_that_is_lost_by_its_reset_leaves_the_others_serving() -> None:
     uuid = rig.gpus[0].uuid
     strikes.at_each_call(rig, "reset.reset", lambda: rig.driver.lost.add(uuid))
     outcome = repairs.serve(rig)
-    assert outcome.state is model.State.SUCCESS
+    assert outcome.state is run_status.State.SUCCESS
     assert [gpu.uuid for gpu in outcome.verified_gpus.unreachable] == [uuid]
     assert "GpuRepairFailed" in rig.node_object.events
     assert "spared" in rig.pods.names

@@ -8,7 +8,7 @@ import structlog.testing
 from mig_manager import errors
 from mig_manager.core import liveness, model, ports, steps
 from mig_manager.core.objects import well_known
-from mig_manager.core.records import host_copy, journals, requests, verified_layouts
+from mig_manager.core.records import host_copy, journals, requests, run_status, verified_layouts
 from mig_manager.reasons import Reason
 from tests.rigs.node import agents, ends, gpu_values, node_rig, nodes, strikes
 
@@ -95,7 +95,7 @@ def test_a_journal_starts_no_service_that_is_not_in_the_list(requested: str | No
     rig.node_object.annotations[well_known.JOURNAL_ANNOTATION] = forged.to_json()
     agent = agents.start(rig, requested, service_names=lambda: ("dcgm.service", "nvsm.service"))
     if requested:
-        assert agents.run(rig, requested, by=agent).state is model.State.SUCCESS
+        assert agents.run(rig, requested, by=agent).state is run_status.State.SUCCESS
 
     assert not rig.host.services["debug-shell.service"]
     assert rig.host.services["nvsm.service"]

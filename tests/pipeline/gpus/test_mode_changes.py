@@ -12,6 +12,7 @@ from mig_manager.adapters.nvml import nvml_gpus
 from mig_manager.agent import outcomes
 from mig_manager.core import model, ports
 from mig_manager.core.objects import well_known
+from mig_manager.core.records import run_status
 from mig_manager.reasons import Reason
 from mig_manager.sandbox.driver import simulated_nvml, states
 from testkit import nvidia_smi, nvml_faults
@@ -171,7 +172,7 @@ def test_a_mode_that_was_already_pending_is_activated(boot: Boot) -> None:
     assert rig.run_agent("all").reason is Reason.REBOOT_REQUIRED
     rig.state.set_options(ONLY_BY_TOOL)
 
-    assert rig.run_agent("all").state is model.State.SUCCESS
+    assert rig.run_agent("all").state is run_status.State.SUCCESS
     assert rig.attachments == [1, 1]
 
 
@@ -180,8 +181,8 @@ def test_a_mode_that_was_already_pending_is_activated(boot: Boot) -> None:
 def test_reset_switches_mig_on_and_off(boot: Boot, *, reattaches: bool) -> None:
     rig = boot(options=dataclasses.replace(ONLY_BY_TOOL, reattaches=reattaches))
 
-    assert rig.run_agent("all").state is model.State.SUCCESS
-    assert rig.run_agent("none").state is model.State.SUCCESS
+    assert rig.run_agent("all").state is run_status.State.SUCCESS
+    assert rig.run_agent("none").state is run_status.State.SUCCESS
     assert rig.modes == [(False, False)] * 2
     assert rig.attachments == [2, 2]
 
@@ -334,7 +335,7 @@ def test_machine_that_cannot_reset_its_gpus_reboots_if_allowed(boot: Boot) -> No
     rig.go_down("second")
 
     assert rig.asked_to_reset == [[1]]
-    assert rig.run_agent("second").state is model.State.SUCCESS
+    assert rig.run_agent("second").state is run_status.State.SUCCESS
     assert rig.host.reboots == 1
 
 
@@ -371,13 +372,13 @@ def test_a_layout_is_back_after_a_reboot_that_keeps_or_loses_the_mode(
 ) -> None:
     rig = boot(spec)
     rig.host.may_reboot = True
-    assert rig.run_agent(layout).state is model.State.SUCCESS
+    assert rig.run_agent(layout).state is run_status.State.SUCCESS
     before = [[gi.placement for gi in gpu.gpu_instances] for gpu in rig.observe()]
     rig.restart()
     assert rig.modes == [(is_kept, is_kept)] * 2
     resets = rig.attachments
 
-    assert rig.run_agent(layout).state is model.State.SUCCESS
+    assert rig.run_agent(layout).state is run_status.State.SUCCESS
 
     assert [[gi.placement for gi in gpu.gpu_instances] for gpu in rig.observe()] == before
     assert (rig.asked_to_reset, rig.host.reboots) == ([], 0)
@@ -400,7 +401,7 @@ def test_mode_change_of_one_gpu_leaves_the_other_seven_alone(
     before: str, after: str, spec: str, options: states.Options, boot: Boot
 ) -> None:
     rig = boot(spec)
-    assert rig.run_agent(before).state is model.State.SUCCESS
+    assert rig.run_agent(before).state is run_status.State.SUCCESS
     rig.occupy()
     rig.asked_to_reset.clear()
     rig.state.set_options(options)

@@ -12,7 +12,7 @@ from mig_manager import errors
 from mig_manager.core import model, steps
 from mig_manager.core.node import policies
 from mig_manager.core.objects import well_known
-from mig_manager.core.records import verified_layouts
+from mig_manager.core.records import run_status, verified_layouts
 from mig_manager.reasons import Reason
 from tests.rigs.node import agents, ends, fakes, gpu_values, node_rig, nodes, strikes
 
@@ -58,7 +58,7 @@ def test_node_that_needs_a_reboot_reboots_once_and_gets_its_layout() -> None:
     rig.driver.mode_waits = False
     rig.restart_machine()
 
-    assert agents.resume(rig, "all-1g.5gb").state is model.State.SUCCESS
+    assert agents.resume(rig, "all-1g.5gb").state is run_status.State.SUCCESS
     assert rig.host.reboots == 1
     ends.assert_restored(rig)
 

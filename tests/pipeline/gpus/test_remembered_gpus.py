@@ -7,7 +7,7 @@ import pytest
 
 from mig_manager.agent import drift
 from mig_manager.core import model
-from mig_manager.core.records import verified_layouts
+from mig_manager.core.records import run_status, verified_layouts
 from tests.pipeline import repairs
 from tests.rigs.node import agents, ends, gpu_values, node_rig, strikes
 
@@ -132,7 +132,7 @@ def test_a_gpu_that_a_person_resets_during_the_drain_is_not_reset_again() -> Non
 
     strikes.act_once(rig, lambda: "workloads.evict" in rig.log, recover)
 
-    assert repairs.serve(rig).state is model.State.SUCCESS
+    assert repairs.serve(rig).state is run_status.State.SUCCESS
     assert repairs.resets(rig) == 0
     assert gpu_values.geometry(rig.gpus) == gpu_values.geometry(before)
     ends.assert_restored(rig)

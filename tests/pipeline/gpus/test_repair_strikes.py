@@ -6,9 +6,9 @@ import pytest
 
 from mig_manager import reasons
 from mig_manager.agent import drift
-from mig_manager.core import model
 from mig_manager.core.fleet import slots
 from mig_manager.core.objects import well_known
+from mig_manager.core.records import run_status
 from mig_manager.core.settings import node_settings
 from tests.pipeline import custom_requests, repairs
 from tests.rigs.node import agents, ends, fakes, gpu_values, node_rig, nodes, strikes
@@ -146,7 +146,7 @@ def test_a_begun_repair_is_undone_once_the_agent_may_not_repair(change: str) -> 
     agent = repairs.agent_of(rig, limits={"repair": how})
     agent.recover("all-balanced")
 
-    assert agents.run(rig, "all-balanced", by=agent).state is model.State.SUCCESS
+    assert agents.run(rig, "all-balanced", by=agent).state is run_status.State.SUCCESS
     assert {"affected", "spared"} <= rig.pods.names
     assert repairs.resets(rig) == 0
     assert "GpuRepairFailed" not in rig.node_object.events
@@ -170,7 +170,7 @@ def test_only_a_cordon_ends_a_repair_that_evicted_the_tolerating_pods(
     outcome = repairs.serve(rig)
 
     assert repairs.resets(rig) == (0 if is_cordoned else 1)
-    assert outcome.state is model.State.SUCCESS, outcome.message
+    assert outcome.state is run_status.State.SUCCESS, outcome.message
     assert gpu_values.geometry(rig.gpus) == before
 
 
@@ -206,7 +206,7 @@ def test_a_repair_evicts_whatever_the_origin_of_the_layout() -> None:
     assert agent.check_drift("custom", outcome, on_demand) is drift.Action.RUN
     outcome = custom_requests.request_custom(rig, on_demand, by=agent)
 
-    assert outcome.state is model.State.SUCCESS
+    assert outcome.state is run_status.State.SUCCESS
     assert repairs.resets(rig) == 1
     assert "affected" not in rig.pods.names
     assert rig.node_object.request_record["mayEvict"] is False

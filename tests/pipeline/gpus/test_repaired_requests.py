@@ -4,6 +4,7 @@ from mig_manager import errors, reasons
 from mig_manager.agent import drift
 from mig_manager.core import model, steps
 from mig_manager.core.objects import well_known
+from mig_manager.core.records import run_status
 from tests.pipeline import repairs
 from tests.rigs.node import agents, ends, gpu_values, nodes
 
@@ -26,7 +27,7 @@ def test_a_layout_waits_for_the_repair_of_its_gpu_before_an_eviction() -> None:
     )
     assert "nvidia-smi" not in rig.node_object.recovery_condition["message"]
     outcome = repairs.request_other(rig, agent, attempt=2)
-    assert outcome.state is model.State.SUCCESS
+    assert outcome.state is run_status.State.SUCCESS
     assert any(
         "steps on the GPUs, with 1 reset" in each for each in rig.node_object.status_messages
     )
@@ -54,7 +55,7 @@ def test_a_fault_during_a_change_is_repaired_before_the_next_attempt() -> None:
     for attempt in range(2, 5):
         outcome = repairs.request_other(rig, agent, attempt=attempt)
 
-    assert outcome.state is model.State.SUCCESS, outcome.message
+    assert outcome.state is run_status.State.SUCCESS, outcome.message
     assert repairs.resets(rig) == 1
     assert ends.has_layout(rig, "all-1g.5gb")
     assert before != gpu_values.geometry(rig.gpus)
@@ -79,7 +80,7 @@ def test_a_layout_evicts_no_pod_after_a_failed_repair() -> None:
     rig.clock.wait(1000)
     assert agent.check_drift("all-1g.5gb", outcome) is drift.Action.RUN
     outcome = repairs.request_other(rig, agent, attempt=3)
-    assert outcome.state is model.State.SUCCESS
+    assert outcome.state is run_status.State.SUCCESS
     assert ends.has_layout(rig, "all-1g.5gb")
 
 
@@ -93,7 +94,7 @@ def test_a_repair_that_a_removed_label_prevented_may_begin_at_once() -> None:
     assert repairs.request_other(rig, agent).should_retry
     outcome = repairs.request_other(rig, agent, attempt=2)
 
-    assert outcome.state is model.State.SUCCESS, outcome.message
+    assert outcome.state is run_status.State.SUCCESS, outcome.message
     assert repairs.resets(rig) == 1
 
 
@@ -113,7 +114,7 @@ def test_a_failed_layout_runs_again_once_another_program_has_reset_the_gpu() -> 
 def test_a_layout_without_the_faulty_gpu_is_applied() -> None:
     rig = repairs.faulty_node(1)
     outcome = agents.run(rig, "one-slice-changed", by=repairs.agent_of(rig), is_new=True)
-    assert outcome.state is model.State.SUCCESS
+    assert outcome.state is run_status.State.SUCCESS
     assert repairs.resets(rig) == 0
 
 

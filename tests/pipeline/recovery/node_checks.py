@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Sequence
 
 from mig_manager.agent import outcomes
-from mig_manager.core import model
 from mig_manager.core.objects import well_known
+from mig_manager.core.records import run_status
 from tests.pipeline import dra_scenes
 from tests.pipeline.recovery.played_changes import MAX_PAUSES, PlayedChange, device_names
 from tests.pipeline.swept_changes import NodeEnd
@@ -38,7 +38,7 @@ def problems_at_rest(
             f"label {state}, status {rig.node_object.status.get('state')}, not {expected_states}"
         )
     ready = (rig.node_object.ready_condition or {}).get("status")
-    if play.request_key[0] and ready != str(state == model.State.SUCCESS.value):
+    if play.request_key[0] and ready != str(state == run_status.State.SUCCESS.value):
         problems.append(f"ended {state} with the condition {rig.node_object.ready_condition}")
     problems += _not_restored(play)
     if play.is_as_begun and any(gpu.awaits_reset for gpu in rig.gpus):

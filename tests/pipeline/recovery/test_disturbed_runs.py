@@ -6,8 +6,9 @@ import pytest
 
 from mig_manager import errors, reasons
 from mig_manager.agent.pods import node_advertisers
-from mig_manager.core import model, steps
+from mig_manager.core import steps
 from mig_manager.core.objects import well_known
+from mig_manager.core.records import run_status
 from tests.pipeline.swept_changes import CHANGES, SWEPT
 from tests.rigs.node import agents, ends, fakes, node_rig, nodes, strikes
 from tests.rigs.node.nodes import DCGM, EXPORTER, GFD, monitored_node
@@ -29,7 +30,7 @@ def test_label_that_another_program_writes_keeps_its_value(*, ends_well: bool) -
 
     rig.clock.on_wait.append(upgrade_driver)
 
-    assert (agents.run(rig, "all-1g.5gb").state is model.State.SUCCESS) is ends_well
+    assert (agents.run(rig, "all-1g.5gb").state is run_status.State.SUCCESS) is ends_well
     assert rig.node_object.labels[key] == UPGRADING
     ends.assert_restored(rig)
 
@@ -58,7 +59,7 @@ def test_clients_run_again_after_a_driver_upgrade_that_met_our_pause(
         assert outcome.reason is reasons.Reason.PLUGIN_NOT_READY
         assert f"label {well_known.PLUGIN_DEPLOY_LABEL}=paused" in outcome.message
 
-    assert outcome.state is model.State.SUCCESS
+    assert outcome.state is run_status.State.SUCCESS
     assert rig.kubelet.schedulable == rig.plugin_devices
     rig.clock.wait(1000)
     agent.check_drift("one-slice-changed", outcome)
@@ -153,7 +154,7 @@ def test_api_outage_after_the_change_neither_fails_nor_rolls_back(name: str) -> 
             change.run(rig, agent)
         except errors.ClusterError:
             agent.recover(change.layout, change.custom)
-            assert change.run(rig, agent, attempt=2).state is model.State.SUCCESS, index
+            assert change.run(rig, agent, attempt=2).state is run_status.State.SUCCESS, index
         assert "failed" not in rig.node_object.states, index
         assert "restoring the previous instances" not in rig.node_object.status_messages, index
         ends.assert_restored(rig)
@@ -178,7 +179,7 @@ def test_an_agent_that_stops_after_an_outage_in_mid_change_ends_the_run(name: st
             assert well_known.PAUSED_VALUE not in rig.node_object.labels.values(), index
             successor = change.agent(rig)
             successor.recover(change.layout, change.custom)
-            assert change.run(rig, successor).state is model.State.SUCCESS, index
+            assert change.run(rig, successor).state is run_status.State.SUCCESS, index
     assert struck > 2
 
 

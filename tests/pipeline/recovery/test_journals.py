@@ -5,9 +5,8 @@ import dataclasses
 import pytest
 
 from mig_manager import errors, reasons
-from mig_manager.core import model
 from mig_manager.core.objects import well_known
-from mig_manager.core.records import journals, node_entries
+from mig_manager.core.records import journals, node_entries, run_status
 from tests.rigs.node import agents, ends, gpu_values, node_rig, nodes, strikes
 
 
@@ -67,7 +66,7 @@ def test_labels_that_another_manager_paused_are_restored() -> None:
     rig.node_object.labels["nvidia.com/gpu.deploy.dcgm"] = "paused-for-driver-upgrade"
     rig.pods.clear()
 
-    assert agents.resume(rig, "all-balanced").state is model.State.SUCCESS
+    assert agents.resume(rig, "all-balanced").state is run_status.State.SUCCESS
     ends.assert_restored(rig)
     assert rig.node_object.labels["nvidia.com/gpu.deploy.dcgm"] == "paused-for-driver-upgrade"
 
@@ -89,7 +88,7 @@ def test_pauses_are_left_to_a_running_foreign_manager(layout: str | None) -> Non
         agent.check_without_request()
     else:
         outcome = agents.run(rig, layout, by=agent)
-        assert outcome.state is model.State.FAILED
+        assert outcome.state is run_status.State.FAILED
         agent.check_drift(layout, outcome)
 
     assert rig.node_object.labels[well_known.PLUGIN_DEPLOY_LABEL] == well_known.PAUSED_VALUE
@@ -105,7 +104,7 @@ def test_pauses_of_an_allowed_manager_stay() -> None:
     outcome = agents.run(rig, "all-balanced", by=agent)
     agent.check_drift("all-balanced", outcome)
 
-    assert outcome.state is model.State.SUCCESS
+    assert outcome.state is run_status.State.SUCCESS
     assert rig.node_object.labels["nvidia.com/gpu.deploy.dcgm"] == well_known.PAUSED_VALUE
 
 

@@ -6,9 +6,9 @@ import pytest
 
 from mig_manager import errors
 from mig_manager.agent import drift
-from mig_manager.core import model, steps
+from mig_manager.core import steps
 from mig_manager.core.objects import well_known
-from mig_manager.core.records import journals, node_entries
+from mig_manager.core.records import journals, node_entries, run_status
 from mig_manager.reasons import Reason
 from tests.pipeline import agent_loop
 from tests.rigs.node import agents, ends, fakes, gpu_values, node_rig, nodes, strikes
@@ -55,7 +55,7 @@ def test_successor_that_started_before_the_change_takes_over_its_journal(request
         with pytest.raises(strikes.Killed):
             agents.run(rig, "one-slice-changed")
 
-        assert agents.run(rig, requested, by=successor).state is model.State.SUCCESS, index
+        assert agents.run(rig, requested, by=successor).state is run_status.State.SUCCESS, index
         assert ends.has_layout(rig, requested)
         ends.assert_restored(rig)
 
@@ -78,7 +78,9 @@ def test_successor_that_cannot_read_the_journal_again_undoes_nothing() -> None:
 
 
 def run_again(rig: node_rig.NodeRig, agent: agents.AgentInMemory) -> None:
-    assert agents.run(rig, "one-slice-changed", by=agent, attempt=2).state is model.State.SUCCESS
+    assert (
+        agents.run(rig, "one-slice-changed", by=agent, attempt=2).state is run_status.State.SUCCESS
+    )
     assert rig.kubelet.schedulable == rig.plugin_devices
 
 
@@ -168,7 +170,7 @@ def test_a_change_that_a_backup_of_the_node_restores_is_ended(part: str) -> None
 
     assert agent.check_drift("one-slice-changed", outcome) is not drift.Action.REST
     outcome = agents.run(rig, "one-slice-changed", by=agent, is_heal=True)
-    assert outcome.state is model.State.SUCCESS
+    assert outcome.state is run_status.State.SUCCESS
     ends.assert_restored(rig)
     assert agent.check_drift("one-slice-changed", outcome) is drift.Action.REST
     assert ends.has_layout(rig, "one-slice-changed")
@@ -282,7 +284,7 @@ def test_agent_after_a_stopped_one_waits_for_the_plugin(
         unfinished += ends.has_layout(rig, "one-slice-changed")
         rig.pods.remove_if(lambda pod: pod.is_terminating)
 
-        assert agents.resume(rig, requested).state is model.State.SUCCESS
+        assert agents.resume(rig, requested).state is run_status.State.SUCCESS
         assert rig.kubelet.schedulable == rig.plugin_devices
         ends.assert_restored(rig)
     assert unfinished > 0

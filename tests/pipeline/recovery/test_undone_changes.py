@@ -8,7 +8,7 @@ from mig_manager import errors
 from mig_manager.agent import drift
 from mig_manager.core import model, steps
 from mig_manager.core.objects import well_known
-from mig_manager.core.records import journals
+from mig_manager.core.records import journals, run_status
 from mig_manager.reasons import Reason
 from tests.rigs.node import agents, driver_rules, ends, fakes, gpu_values, node_rig, nodes, strikes
 
@@ -146,10 +146,10 @@ def test_unreachable_gpu_outside_the_layout_is_restored_later(*, is_restarted: b
 
     outcome = agents.run(rig, "second-alone", by=agent)
 
-    assert outcome.state is model.State.SUCCESS, outcome.message
+    assert outcome.state is run_status.State.SUCCESS, outcome.message
     assert pending(rig) == (before.uuid,)
     plugin = dict(rig.pods)
-    assert agents.run(rig, "second-alone", by=agent).state is model.State.SUCCESS
+    assert agents.run(rig, "second-alone", by=agent).state is run_status.State.SUCCESS
     assert agent.check_drift("second-alone", outcome) is drift.Action.REST
     assert pending(rig) == (before.uuid,)
     assert dict(rig.pods) == plugin
@@ -157,7 +157,7 @@ def test_unreachable_gpu_outside_the_layout_is_restored_later(*, is_restarted: b
     rig.driver.lost.clear()
     if is_restarted:
         agent = agents.start(rig, "second-alone", layouts=ONE_OF_THEM)
-    assert agents.run(rig, "second-alone", by=agent).state is model.State.SUCCESS
+    assert agents.run(rig, "second-alone", by=agent).state is run_status.State.SUCCESS
     assert ends.is_as_before(rig, [before])
     assert pending(rig) == ()
 
@@ -184,7 +184,7 @@ def test_a_pod_on_new_instances_leaves_the_restore_of_an_unreachable_gpu() -> No
 
     assert (
         agents.resume(rig, "second-alone", layouts=ONE_OF_THEM.replace("[1]", "[0]")).state
-        is model.State.SUCCESS
+        is run_status.State.SUCCESS
     )
 
     assert "new" in rig.pods.names
@@ -237,6 +237,6 @@ def test_a_resumed_run_that_rolls_back_publishes_the_restored_gpus() -> None:
 
 def test_layout_for_all_gpus_replaces_a_pending_restore() -> None:
     rig, _ = node_with_lost_gpu()
-    assert agents.resume(rig, "all-1g.5gb").state is model.State.SUCCESS
+    assert agents.resume(rig, "all-1g.5gb").state is run_status.State.SUCCESS
 
     assert pending(rig) == ()

@@ -11,6 +11,7 @@ from mig_manager import errors, reasons
 from mig_manager.agent import drift, outcomes
 from mig_manager.core import gpu_processes, model
 from mig_manager.core.objects import well_known
+from mig_manager.core.records import run_status
 from tests.rigs import layout_table
 from tests.rigs.node import agents, fakes, gpu_values, node_rig, nodes
 
@@ -226,7 +227,7 @@ def test_a_bug_in_an_observation_fails_no_run(rig: node_rig.NodeRig) -> None:
 
     agent = on_demand(rig, processes=list_processes)
 
-    assert agents.run(rig, "all-balanced", by=agent).state is model.State.SUCCESS
+    assert agents.run(rig, "all-balanced", by=agent).state is run_status.State.SUCCESS
     assert well_known.CAPACITY_ANNOTATION not in rig.node_object.annotations
 
 

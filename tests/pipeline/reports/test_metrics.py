@@ -15,6 +15,7 @@ from mig_manager.adapters.host import log
 from mig_manager.adapters.nvml import last_calls, library, worker_client
 from mig_manager.agent.reports import metrics
 from mig_manager.core import model, steps
+from mig_manager.core.records import run_status
 from mig_manager.reasons import Reason
 from tests.rigs.node import agents, ends, gpu_values, nodes, strikes
 
@@ -42,9 +43,9 @@ def gpus_with(desired: dict[str, int]) -> model.ObservedGpus:
 
 
 STATES = {"pending": 0, "rebooting": 0, "success": 0, "failed": 0}
-FAILED = (model.State.FAILED, Reason.IN_USE, 12.0)
-APPLIED = (model.State.SUCCESS, Reason.APPLIED, 4.0)
-DRAIN = model.Phase.DRAIN
+FAILED = (run_status.State.FAILED, Reason.IN_USE, 12.0)
+APPLIED = (run_status.State.SUCCESS, Reason.APPLIED, 4.0)
+DRAIN = run_status.Phase.DRAIN
 CASES: Mapping[str, tuple[list[tuple[Any, ...]], Mapping[str, object]]] = {
     "no state is claimed before one is published": (
         [],
@@ -57,7 +58,10 @@ CASES: Mapping[str, tuple[list[tuple[Any, ...]], Mapping[str, object]]] = {
         },
     ),
     "the last published state stands alone": (
-        [("state_published", model.State.PENDING), ("state_published", model.State.FAILED)],
+        [
+            ("state_published", run_status.State.PENDING),
+            ("state_published", run_status.State.FAILED),
+        ],
         {"state": STATES | {"failed": 1}},
     ),
     "a failure leaves no time of success": (
@@ -193,7 +197,7 @@ def test_phases_evictions_and_operations_are_signs_of_life() -> None:
     agent_metrics = metrics.AgentMetrics(
         contact_age_s=lambda: 0.0, on_progress=lambda: signs.append(None)
     )
-    agent_metrics.phase_ended(model.Phase.DRAIN, 1.0)
+    agent_metrics.phase_ended(run_status.Phase.DRAIN, 1.0)
     agent_metrics.pod_evicted()
     agent_metrics.gpu_operation_ended("observe", 1.0, is_good=True)
 
@@ -223,7 +227,7 @@ def test_a_failing_listener_is_logged_and_disturbs_nothing() -> None:
 
     agent_metrics = metrics.AgentMetrics(contact_age_s=lambda: 0.0, on_progress=fail)
     with structlog.testing.capture_logs() as lines:
-        agent_metrics.phase_ended(model.Phase.DRAIN, 1.0)
+        agent_metrics.phase_ended(run_status.Phase.DRAIN, 1.0)
 
     assert [(line["event"], line["method"]) for line in lines] == [
         ("telemetry_failed", "phase_ended")

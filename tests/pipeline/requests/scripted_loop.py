@@ -14,6 +14,7 @@ from mig_manager.agent import (
 )
 from mig_manager.agent.reports import capacity_report
 from mig_manager.core import model, ports
+from mig_manager.core.records import run_status
 from mig_manager.reasons import Reason
 from tests.rigs.node import fake_cluster, fakes, inboxes
 
@@ -160,7 +161,7 @@ class Pipeline(reconcile.Reconciler):
         if isinstance(answer, Exception):
             raise answer
         is_good = answer is Reason.APPLIED
-        state = model.State.SUCCESS if is_good else model.State.FAILED
+        state = run_status.State.SUCCESS if is_good else run_status.State.FAILED
         return outcomes.Outcome(
             state=state,
             reason=answer,

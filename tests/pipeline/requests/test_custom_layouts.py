@@ -10,7 +10,7 @@ from mig_manager.agent import drift
 from mig_manager.core import model
 from mig_manager.core.layout import layout_list
 from mig_manager.core.objects import well_known
-from mig_manager.core.records import journals, node_entries
+from mig_manager.core.records import journals, node_entries, run_status
 from mig_manager.reasons import Reason
 from tests.pipeline.custom_requests import (
     BALANCED,
@@ -207,7 +207,7 @@ def test_a_run_that_a_stop_ended_in_an_outage_needs_no_further_change() -> None:
 
     successor = agents.start(rig, "custom", custom=custom_layout(), limits=ON)
 
-    assert request_custom(rig, by=successor).state is model.State.SUCCESS
+    assert request_custom(rig, by=successor).state is run_status.State.SUCCESS
     assert len(rig.driver.executed_steps) == changed
 
 
@@ -227,7 +227,7 @@ def test_killed_run_is_resumed_only_for_the_same_annotation(*, is_same: bool) ->
             changed_back += 1
             assert ends.is_as_before(rig, before), index
         outcome = request_custom(rig, requested, by=successor)
-        assert outcome.state is model.State.SUCCESS, (index, outcome.message)
+        assert outcome.state is run_status.State.SUCCESS, (index, outcome.message)
         assert rig.node_object.labels[well_known.APPLIED_LABEL] == "custom"
         assert published_status(rig).annotation_hash == requested.annotation_hash
         ends.assert_restored(rig)

@@ -6,7 +6,7 @@ import pytest
 import structlog.testing
 import structlog.typing
 
-from mig_manager.core import model
+from mig_manager.core.records import run_status
 from mig_manager.reasons import Reason
 from tests.pipeline import custom_requests
 from tests.rigs.node import agents, ends, node_rig, nodes
@@ -74,7 +74,7 @@ def test_a_lenient_agent_still_refuses_an_impossible_layout(layout: str) -> None
     rig = nodes.node(layout="all-balanced")
     gpus = rig.gpus
 
-    assert agents.run(rig, layout, by=lenient(rig)).state is model.State.FAILED
+    assert agents.run(rig, layout, by=lenient(rig)).state is run_status.State.FAILED
     assert rig.gpus == gpus
 
 

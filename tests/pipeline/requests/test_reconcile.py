@@ -418,7 +418,7 @@ def test_run_publishes_the_gpus_it_observes() -> None:
     assert [(gpu.uuid, gpu.profiles, run_status.device_counts(gpu)) for gpu in published] == [
         (gpu.uuid, gpu.profiles, run_status.device_counts(gpu)) for gpu in rig.gpus
     ]
-    assert agents.run(rig, "all-9g").state is model.State.FAILED
+    assert agents.run(rig, "all-9g").state is run_status.State.FAILED
     assert rig.node_object.annotations[well_known.GPUS_ANNOTATION] == text
 
 
@@ -444,6 +444,6 @@ def test_no_gpu_is_published_if_the_driver_lists_none() -> None:
     ends.run_to(rig, "all-1g.5gb", Reason.APPLIED, by=agent)
     rig.gpus = model.NO_GPUS
 
-    assert agents.run(rig, "all-1g.5gb", by=agent).state is model.State.FAILED
+    assert agents.run(rig, "all-1g.5gb", by=agent).state is run_status.State.FAILED
 
     assert well_known.GPUS_ANNOTATION not in rig.node_object.annotations

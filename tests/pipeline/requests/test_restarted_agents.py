@@ -8,6 +8,7 @@ import pytest
 from mig_manager import reasons
 from mig_manager.core import model, steps
 from mig_manager.core.objects import well_known
+from mig_manager.core.records import run_status
 from mig_manager.core.settings import node_settings
 from mig_manager.reasons import Reason
 from tests.rigs.node import agents, gpu_values, node_rig, nodes, strikes
@@ -197,7 +198,7 @@ def test_a_plugin_that_is_removed_after_a_failed_run_is_not_awaited(
 ) -> None:
     rig = nodes.node(layout="all-balanced", label_managed=False)
     refuse(rig)
-    assert agents.run(rig, "one-slice-changed").state is model.State.FAILED
+    assert agents.run(rig, "one-slice-changed").state is run_status.State.FAILED
     (plugin,) = rig.pods.plugins
     rig.plugin.is_label_managed = True
     rig.pods.remove(plugin.uid)

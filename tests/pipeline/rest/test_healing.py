@@ -6,8 +6,8 @@ import pytest
 
 from mig_manager import errors
 from mig_manager.agent import drift
-from mig_manager.core import model
 from mig_manager.core.objects import well_known
+from mig_manager.core.records import run_status
 from mig_manager.reasons import Reason
 from tests.pipeline.drifts import tamper
 from tests.rigs.node import agents, ends, gpu_values, node_rig, nodes, strikes
@@ -137,6 +137,6 @@ def test_a_starting_agent_restores_the_instances_lost_in_a_reboot() -> None:
     rig, _, _ = nodes.at_rest("all-balanced")
     rig.gpus = gpu_values.without_instances(rig.gpus, 0, 1)
 
-    assert agents.resume(rig, "all-balanced").state is model.State.SUCCESS
+    assert agents.resume(rig, "all-balanced").state is run_status.State.SUCCESS
 
     assert rig.node_object.labels[well_known.APPLIED_LABEL] == "all-balanced"

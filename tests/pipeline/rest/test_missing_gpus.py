@@ -10,6 +10,7 @@ from mig_manager import errors
 from mig_manager.agent import drift, outcomes
 from mig_manager.core import model
 from mig_manager.core.objects import well_known
+from mig_manager.core.records import run_status
 from mig_manager.reasons import Reason
 from tests.pipeline.drifts import TWO_GPUS, tamper
 from tests.rigs.node import agents, ends, gpu_values, node_rig, nodes, strikes
@@ -210,7 +211,7 @@ def test_a_gpu_that_the_driver_no_longer_lists_is_a_drift(layout: str, policy: s
     rig, agent, outcome = nodes.at_rest(
         layout, rig=nodes.node(), layouts=TWO_GPUS, heals_drift=heals
     )
-    assert outcome.state is model.State.SUCCESS
+    assert outcome.state is run_status.State.SUCCESS
     rig.pods.add("spared", devices=frozenset(rig.gpus[0].mig_uuids[:1]))
     before, rig.gpus = rig.gpus, rig.gpus[:1]
     if policy == "restarts":
@@ -245,7 +246,7 @@ def test_a_vanished_gpu_does_not_count_as_drift_after(event: str) -> None:
 
     outcome = agents.run(rig, "all-balanced", by=agent, is_new=event == "new request")
 
-    assert outcome.state is model.State.SUCCESS
+    assert outcome.state is run_status.State.SUCCESS
 
 
 def test_a_gpu_that_is_back_gets_the_layout_once_no_pod_uses_it() -> None:

@@ -12,6 +12,7 @@ from mig_manager.core import model
 from mig_manager.core.fleet import slots
 from mig_manager.core.node.devices import strategies
 from mig_manager.core.objects import discovery_labels, well_known
+from mig_manager.core.records import run_status
 from mig_manager.reasons import Reason
 from tests.pipeline.drifts import tamper
 from tests.rigs import layout_table
@@ -47,7 +48,7 @@ class UnservedNode:
             rig.forget_past()
             return cls(rig=rig, check=agent.check_without_request)
         outcome = agents.run(rig, why, by=agent)
-        assert outcome.state is model.State.FAILED
+        assert outcome.state is run_status.State.FAILED
         rig.forget_past()
         return cls(rig=rig, check=lambda: agent.check_drift(why, outcome))
 

@@ -5,8 +5,8 @@ import dataclasses
 import pytest
 
 from mig_manager.agent import drift, outcomes
-from mig_manager.core import model
 from mig_manager.core.objects import well_known
+from mig_manager.core.records import run_status
 from mig_manager.reasons import Reason
 from tests.pipeline.drifts import tamper
 from tests.rigs import layout_table
@@ -28,7 +28,7 @@ def node_without_file(
     agents.run(rig, "one-slice-changed", by=agent)
     configs.text = text
     outcome = agents.run(rig, "one-slice-changed", by=agent)
-    assert (outcome.reason, outcome.state) == (Reason.ALREADY_APPLIED, model.State.SUCCESS)
+    assert (outcome.reason, outcome.state) == (Reason.ALREADY_APPLIED, run_status.State.SUCCESS)
     rig.node_object.events.clear()
     return rig, agent, outcome
 

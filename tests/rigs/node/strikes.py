@@ -10,6 +10,7 @@ import pytest
 
 from mig_manager import errors, reasons
 from mig_manager.core import model, steps
+from mig_manager.core.records import run_status
 from tests.rigs.node import agents, fakes, node_rig, port_calls
 
 
@@ -250,7 +251,7 @@ NO_DRIVER = errors.HardwareError("gone", reason=reasons.Reason.DRIVER_NOT_LOADED
 def calls(make: Callable[[], node_rig.NodeRig], layout: str) -> list[str]:
     """Return the port calls of an undisturbed run."""
     rig = make()
-    assert agents.run(rig, layout).state is model.State.SUCCESS
+    assert agents.run(rig, layout).state is run_status.State.SUCCESS
     return rig.log
 
 

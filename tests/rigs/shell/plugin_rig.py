@@ -17,6 +17,7 @@ from mig_manager import reasons
 from mig_manager.adapters import kubectl
 from mig_manager.cli.toolkit import console
 from mig_manager.core import model
+from mig_manager.core.records import run_status
 from mig_manager.kubectl import __main__ as plugin
 from testkit import apiserver
 from tests.rigs import api_objects, programs
@@ -57,7 +58,7 @@ def node(  # noqa: PLR0913 - each is named where it is called
     gpus: Sequence[model.Gpu] | None = None,
     requested: str | None = None,
     reported: str | None = None,
-    state: model.State | None = model.State.SUCCESS,
+    state: run_status.State | None = run_status.State.SUCCESS,
     reason: reasons.Reason | None = reasons.Reason.APPLIED,
     message: str = "it is applied",
     minutes: float = 5,
@@ -80,7 +81,7 @@ def node(  # noqa: PLR0913 - each is named where it is called
     if requested is not None:
         labels["nvidia.com/mig.config"] = requested
     if requested is not None and state is not None:
-        is_done = state in (model.State.SUCCESS, model.State.FAILED)
+        is_done = state in (run_status.State.SUCCESS, run_status.State.FAILED)
         text = api_objects.a_status(
             reported or requested,
             state,
@@ -93,7 +94,7 @@ def node(  # noqa: PLR0913 - each is named where it is called
         )
         labels["nvidia.com/mig.config.state"] = state.value
         annotations = api_objects.annotations_of_agent(status_text=text)
-        if state is model.State.SUCCESS:
+        if state is run_status.State.SUCCESS:
             labels["mig-manager.io/applied"] = reported or requested
     ready = "True" if is_ready else "Unknown"
     return api_objects.a_node(name, labels, gpus=gpus, annotations=annotations, ready=ready)

@@ -10,9 +10,9 @@ from typing import Any
 from prometheus_client import parser
 
 from mig_manager.adapters.kubernetes import api
-from mig_manager.core import model
 from mig_manager.core.layout import config
 from mig_manager.core.objects import node_object, well_known
+from mig_manager.core.records import run_status
 from mig_manager.sandbox import demo_layouts, machines, stages
 from mig_manager.sandbox.driver import states
 from mig_manager.sandbox.node import cluster_view, sandbox_node
@@ -129,7 +129,7 @@ class AgentStage(stages.Stage):
         self.cluster.patch(cluster_view.WatchedKind.NODE, self.node(), change)
 
     def apply_layout(
-        self, layout: str, state: model.State = model.State.SUCCESS
+        self, layout: str, state: run_status.State = run_status.State.SUCCESS
     ) -> Mapping[str, Any]:
         """Request a layout, and check how that ends.
 
@@ -143,7 +143,7 @@ class AgentStage(stages.Stage):
 
     def fail_to_apply(self, layout: str) -> Mapping[str, Any]:
         """Request a layout that must fail; return the status when it has."""
-        return self.apply_layout(layout, model.State.FAILED)
+        return self.apply_layout(layout, run_status.State.FAILED)
 
     def unrestored_on_node(self, *, is_stopped: bool = False, **owners: Any) -> list[str]:
         """List what a change has not restored on the Node; empty if all is restored.

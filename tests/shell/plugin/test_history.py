@@ -2,7 +2,7 @@
 
 import pytest
 
-from mig_manager.core import model
+from mig_manager.core.records import run_status
 from tests.rigs import api_objects
 from tests.rigs.shell import plugin_rig
 
@@ -22,7 +22,7 @@ RETRIED = FINISHED | {"retryAt": plugin_rig.ago(minutes=-5)}
 def test_history_has_only_the_moments_that_the_status_has(
     empty_cluster: plugin_rig.KubectlUser, times: dict[str, str], moments: list[str]
 ) -> None:
-    text = api_objects.a_status("all-1g.5gb", model.State.PENDING, **RUN, **times)
+    text = api_objects.a_status("all-1g.5gb", run_status.State.PENDING, **RUN, **times)
     node = plugin_rig.node("gpu-1", requested="all-1g.5gb", state=None)
     node["metadata"]["annotations"] |= api_objects.annotations_of_agent(status_text=text)
     empty_cluster.server.store.create(node)

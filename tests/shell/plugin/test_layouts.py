@@ -5,10 +5,10 @@ import pathlib
 
 import pytest
 
-from mig_manager.core import model
 from mig_manager.core.display import bar, picture
 from mig_manager.core.layout import config, generator, layout_list
 from mig_manager.core.objects import well_known
+from mig_manager.core.records import run_status
 from testkit import apiserver
 from tests.rigs import api_objects
 from tests.rigs.shell import plugin_rig
@@ -79,17 +79,17 @@ def test_a_layout_whose_content_is_elsewhere_is_listed_without_a_picture(
 @pytest.mark.parametrize(
     ("requested", "state", "is_same_content", "is_applied"),
     [
-        ("team-a", model.State.SUCCESS, True, True),
-        ("team-a", model.State.SUCCESS, False, False),
-        ("team-a", model.State.FAILED, True, False),
-        ("all-1g.5gb", model.State.FAILED, False, True),
+        ("team-a", run_status.State.SUCCESS, True, True),
+        ("team-a", run_status.State.SUCCESS, False, False),
+        ("team-a", run_status.State.FAILED, True, False),
+        ("all-1g.5gb", run_status.State.FAILED, False, True),
     ],
     ids=["applied", "the file has changed since", "its change failed", "another one failed"],
 )
 def test_a_layout_is_active_with_the_content_that_was_applied(
     empty_cluster: plugin_rig.KubectlUser,
     requested: str,
-    state: model.State,
+    state: run_status.State,
     is_same_content: bool,  # noqa: FBT001 - a case
     is_applied: bool,  # noqa: FBT001 - a case
 ) -> None:

@@ -10,7 +10,7 @@ import yaml
 
 import mig_manager
 from mig_manager import reasons
-from mig_manager.core import model
+from mig_manager.core.records import run_status
 from tests.rigs.shell import plugin_rig
 
 
@@ -172,7 +172,7 @@ def test_a_failed_node_says_when_its_agent_tries_again(
     empty_cluster: plugin_rig.KubectlUser,
 ) -> None:
     failed = plugin_rig.node(
-        "n1", requested="a", state=model.State.FAILED, reason=reasons.Reason.IN_USE
+        "n1", requested="a", state=run_status.State.FAILED, reason=reasons.Reason.IN_USE
     )
     run = json.loads(failed["metadata"]["annotations"]["mig-manager.io/status"])
     for name, when in (

@@ -13,6 +13,7 @@ from mig_manager.core.fleet import fleet_nodes, node_moments, node_reports
 from mig_manager.core.layout import config
 from mig_manager.core.node.devices import resources
 from mig_manager.core.objects import pod_object
+from mig_manager.core.records import run_status
 from mig_manager.kubectl import node_history, node_plans, node_status
 from mig_manager.kubectl.commands import history, status
 from tests.rigs.node import samples
@@ -77,7 +78,7 @@ def test_a_device_kind_is_named_by_its_profile_not_its_resource() -> None:
 
 
 def report(
-    gpus: tuple[model.Gpu, ...] = (), *, state: model.State = model.State.SUCCESS
+    gpus: tuple[model.Gpu, ...] = (), *, state: run_status.State = run_status.State.SUCCESS
 ) -> node_reports.NodeReport:
     thing = plugin_rig.node("n1", gpus=gpus, requested="all-balanced", state=state)
     return node_reports.of(fleet_nodes.parse(thing), dt.datetime.now(tz=dt.UTC))
@@ -102,8 +103,8 @@ def test_a_plan_without_known_profiles_is_provisional() -> None:
     assert plan_table.table(result, style=PLAIN).splitlines()[1].split()[1] == "unknown"
 
 
-@pytest.mark.parametrize("state", model.State)
-def test_a_plan_says_that_a_node_is_changing(state: model.State) -> None:
+@pytest.mark.parametrize("state", run_status.State)
+def test_a_plan_says_that_a_node_is_changing(state: run_status.State) -> None:
     result = node_plans.plan(
         "all-balanced",
         [report((samples.gpu(samples.A100),), state=state)],
@@ -111,7 +112,7 @@ def test_a_plan_says_that_a_node_is_changing(state: model.State) -> None:
         pods=cluster_reader.Pods(by_node={}),
     )
 
-    is_changing = state in {model.State.PENDING, model.State.REBOOTING}
+    is_changing = state in {run_status.State.PENDING, run_status.State.REBOOTING}
     assert any("changing right now" in note for note in result.nodes[0].notes) is is_changing
 
 
@@ -134,7 +135,7 @@ def test_the_sum_of_a_plan_counts_each_node_once() -> None:
 
 
 def test_a_note_after_a_message_follows_its_end_mark() -> None:
-    failed = report(state=model.State.FAILED)
+    failed = report(state=run_status.State.FAILED)
     assert failed.node.status
     run = dataclasses.replace(failed.node.status, message="It failed. Is it up?")
     node = dataclasses.replace(failed.node, status=run)
@@ -206,7 +207,7 @@ def test_a_layout_is_applied_since_its_last_event_without_a_later_warning(
 
 
 def test_a_failed_layout_is_never_applied() -> None:
-    assert past_of(report(state=model.State.FAILED)).applied_since is None
+    assert past_of(report(state=run_status.State.FAILED)).applied_since is None
 
 
 def test_a_node_without_history_or_gpu_has_short_answers() -> None:

@@ -2,9 +2,8 @@
 
 import pytest
 
-from mig_manager.core import model
 from mig_manager.core.display import bar
-from mig_manager.core.records import journals
+from mig_manager.core.records import journals, run_status
 from tests.rigs.shell import plugin_rig
 
 
@@ -74,7 +73,9 @@ def test_the_layout_applied_before_a_change_is_shown_during_it(
     empty_cluster: plugin_rig.KubectlUser, words: tuple[str, ...], shown: str
 ) -> None:
     gpus = plugin_rig.gpus_with("1xA100-SXM4-40GB")
-    node = plugin_rig.node("gpu-1", gpus=gpus, requested="all-1g.5gb", state=model.State.PENDING)
+    node = plugin_rig.node(
+        "gpu-1", gpus=gpus, requested="all-1g.5gb", state=run_status.State.PENDING
+    )
     journal = journals.Journal(config="all-1g.5gb", applied_before="all-balanced")
     node["metadata"]["annotations"]["mig-manager.io/journal"] = journal.to_json()
     empty_cluster.server.store.create(node)

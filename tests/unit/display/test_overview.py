@@ -10,7 +10,7 @@ from mig_manager.core import model
 from mig_manager.core.display import bar
 from mig_manager.core.fleet import fleet_nodes, node_reports, overview
 from mig_manager.core.objects import pod_object, well_known
-from mig_manager.core.records import journals
+from mig_manager.core.records import journals, run_status
 from tests.rigs import api_objects
 from tests.rigs.node import samples
 
@@ -31,7 +31,7 @@ def node(
     applied: str = "balanced",
     before: str = "",
     strategy: str = "mixed",
-    state: model.State = model.State.SUCCESS,
+    state: run_status.State = run_status.State.SUCCESS,
     **members: str,
 ) -> fleet_nodes.FleetNode:
     """Build a node; on the last of several GPUs these are in use, on the others nothing."""
@@ -134,7 +134,7 @@ def test_an_instance_in_use_is_filled_as_pods_request_it(
             node(
                 BALANCED,
                 applied="",
-                state=model.State.PENDING,
+                state=run_status.State.PENDING,
                 phase="Drain",
                 message="1 pod to evict",
             ),
@@ -142,13 +142,20 @@ def test_an_instance_in_use_is_filled_as_pods_request_it(
         ),
         (
             node(
-                BALANCED, applied="", before="halves", state=model.State.PENDING, phase="Execute"
+                BALANCED,
+                applied="",
+                before="halves",
+                state=run_status.State.PENDING,
+                phase="Execute",
             ),
             "  a  pending     halves → balanced  Execute",
         ),
         (
             node(
-                BALANCED, state=model.State.FAILED, reason="DrainTimeout", message="waiting " * 20
+                BALANCED,
+                state=run_status.State.FAILED,
+                reason="DrainTimeout",
+                message="waiting " * 20,
             ),
             f"  a  failed      balanced  DrainTimeout: {'waiting ' * 7}wa…",
         ),
@@ -169,7 +176,7 @@ def test_pending_pods_are_counted_by_the_devices_that_they_wait_for() -> None:
 
 
 def test_the_overview_fits_a_narrow_terminal_without_unicode() -> None:
-    one = node(BALANCED, state=model.State.FAILED, reason="DrainTimeout", message="x" * 200)
+    one = node(BALANCED, state=run_status.State.FAILED, reason="DrainTimeout", message="x" * 200)
     lines = drawn(one, style=bar.Style(columns=60, unicode=False))
     assert max(map(len, lines)) <= 60
     assert all(map(str.isascii, lines))

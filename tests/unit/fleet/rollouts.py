@@ -3,7 +3,6 @@
 import dataclasses
 from typing import Any
 
-from mig_manager.core import model
 from mig_manager.core.fleet import fleet_nodes, goals, marks, rollout
 from mig_manager.core.objects import node_object, well_known
 from mig_manager.core.records import run_status
@@ -19,7 +18,7 @@ NodeState = rollout.NodeProgressState
 Phase = rollout.RolloutPhase
 
 
-def a_status(config: str, state: model.State, **members: Any) -> run_status.PublishedStatus:
+def a_status(config: str, state: run_status.State, **members: Any) -> run_status.PublishedStatus:
     return run_status.parse(api_objects.a_status(config, state, **members))
 
 
@@ -27,14 +26,14 @@ HOLD = frozenset({well_known.RECONFIGURING_TAINT})
 
 _VIEW_FIELDS = {field.name for field in dataclasses.fields(node_object.NodeView)} - {"name"}
 
-APPLIED = a_status(FORMER, model.State.SUCCESS)
+APPLIED = a_status(FORMER, run_status.State.SUCCESS)
 
 
 def node(
     name: str = "a",
     *,
     requested: str | None = FORMER,
-    state: model.State | None = model.State.SUCCESS,
+    state: run_status.State | None = run_status.State.SUCCESS,
     applied: str = FORMER,
     gpus: str = "",
     **changed: Any,
@@ -61,7 +60,7 @@ def requested_node(name: str = "a", **changed: Any) -> fleet_nodes.FleetNode:
 
 
 def busy_node(name: str = "a", *, phase: str = "Drain") -> fleet_nodes.FleetNode:
-    pending = model.State.PENDING
+    pending = run_status.State.PENDING
     return requested_node(
         name,
         state=pending,
@@ -71,7 +70,7 @@ def busy_node(name: str = "a", *, phase: str = "Drain") -> fleet_nodes.FleetNode
 
 
 def done_node(name: str = "a", **changed: Any) -> fleet_nodes.FleetNode:
-    success = a_status(LAYOUT, model.State.SUCCESS, reason="Applied")
+    success = a_status(LAYOUT, run_status.State.SUCCESS, reason="Applied")
     return requested_node(name, **{"applied": LAYOUT, "status": success, **changed})
 
 
@@ -79,8 +78,10 @@ def failed_node(
     name: str = "a", *, is_retried: bool = False, attempt: int = 1
 ) -> fleet_nodes.FleetNode:
     members = {"retryAt": "2026-01-01T00:00:00Z" if is_retried else None, "attempt": attempt}
-    failure = a_status(LAYOUT, model.State.FAILED, reason="InUse", message="in use", **members)
-    return requested_node(name, state=model.State.FAILED, status=failure)
+    failure = a_status(
+        LAYOUT, run_status.State.FAILED, reason="InUse", message="in use", **members
+    )
+    return requested_node(name, state=run_status.State.FAILED, status=failure)
 
 
 def rolling(most: str = "1", *, pauses: bool = False) -> rollout.Rollout:

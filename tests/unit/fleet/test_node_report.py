@@ -185,7 +185,7 @@ def test_the_texts_of_a_status_are_printable(members: dict[str, str]) -> None:
     parsed = run_status.parse(status(**members))
 
     assert (parsed.config + parsed.reason + parsed.phase + parsed.message).isprintable()
-    assert model.State.SUCCESS is parsed.state
+    assert run_status.State.SUCCESS is parsed.state
 
 
 def test_the_longest_message_of_an_agent_is_read_with_its_remedy() -> None:

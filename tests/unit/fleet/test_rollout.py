@@ -6,10 +6,9 @@ from typing import Any
 import pytest
 
 from mig_manager.catalogue import hardware
-from mig_manager.core import model
 from mig_manager.core.fleet import fleet_nodes, goals, marks, node_amounts, rollout
 from mig_manager.core.layout import config
-from mig_manager.core.records import inventory_codec
+from mig_manager.core.records import inventory_codec, run_status
 from tests.unit.fleet.rollouts import (
     APPLIED,
     FORMER,
@@ -30,12 +29,14 @@ from tests.unit.fleet.rollouts import (
 
 def draining_node(name: str) -> fleet_nodes.FleetNode:
     """A node that another rollout drains."""
-    pending = model.State.PENDING
+    pending = run_status.State.PENDING
     status = a_status("third", pending, phase="Drain")
     return node(name, requested="third", state=pending, status=status, taint_keys=HOLD)
 
 
-RETRYING = a_status("third", model.State.FAILED, reason="InUse", retryAt="2026-01-01T00:00:00Z")
+RETRYING = a_status(
+    "third", run_status.State.FAILED, reason="InUse", retryAt="2026-01-01T00:00:00Z"
+)
 NO_GPUS: dict[str, Any] = {"requested": None, "applied": "", "state": None, "status": None}
 
 
@@ -67,7 +68,10 @@ NO_GPUS: dict[str, Any] = {"requested": None, "applied": "", "state": None, "sta
             [draining_node("a"), node("b")], "2", ("b",), id="another than one in a change"
         ),
         pytest.param(
-            [node("a", requested="third", state=model.State.FAILED, status=RETRYING), node("b")],
+            [
+                node("a", requested="third", state=run_status.State.FAILED, status=RETRYING),
+                node("b"),
+            ],
             "1",
             ("a",),
             id="first one that retries another request",
@@ -101,14 +105,14 @@ def test_a_rollout_starts_the_nodes_that_its_budget_allows(
 
 def test_a_failure_before_the_request_does_not_count_as_its_outcome() -> None:
     earlier_run = a_status(
-        LAYOUT, model.State.FAILED, reason="InUse", startedAt="2026-01-01T00:00:00.5Z"
+        LAYOUT, run_status.State.FAILED, reason="InUse", startedAt="2026-01-01T00:00:00.5Z"
     )
-    before = node(requested=None, state=model.State.FAILED, status=earlier_run)
+    before = node(requested=None, state=run_status.State.FAILED, status=earlier_run)
     written = goals.RolloutGoal(layout=LAYOUT).mark(before)
     assert written is not None
     mark = marks.parse(written.to_json())
     requested = dataclasses.replace(
-        requested_node(state=model.State.FAILED, status=earlier_run), mark=mark
+        requested_node(state=run_status.State.FAILED, status=earlier_run), mark=mark
     )
 
     decision = decide(requested, node("b"))
@@ -133,8 +137,8 @@ def test_a_percentage_is_of_the_nodes_selected_and_one_at_least(
         {"is_unschedulable": True},
         {"taint_keys": HOLD},
         {"is_ready": False},
-        {"state": model.State.PENDING},
-        {"status": a_status(FORMER, model.State.FAILED, retryAt="2026-01-01T00:00:00Z")},
+        {"state": run_status.State.PENDING},
+        {"status": a_status(FORMER, run_status.State.FAILED, retryAt="2026-01-01T00:00:00Z")},
         {"requested": "another"},
     ],
     ids=lambda away: next(iter(away)),
@@ -167,8 +171,8 @@ RETRIED = failed_node("a", is_retried=True)
 RETRIED_TWICE = failed_node("a", is_retried=True, attempt=2)
 STOPPED = requested_node(
     "a",
-    state=model.State.FAILED,
-    status=a_status(LAYOUT, model.State.FAILED, reason="Interrupted"),
+    state=run_status.State.FAILED,
+    status=a_status(LAYOUT, run_status.State.FAILED, reason="Interrupted"),
 )
 DEAD = node("z", requested="another", status=APPLIED)
 OTHER = node("z", requested="third", status=APPLIED)

@@ -5,10 +5,10 @@ import dataclasses
 import hypothesis
 from hypothesis import strategies as st
 
-from mig_manager.core import model
 from mig_manager.core.fleet import fleet_nodes, goals, marks, rollout
 from mig_manager.core.layout import custom_layouts
 from mig_manager.core.objects import well_known
+from mig_manager.core.records import run_status
 from tests.unit.fleet.rollouts import (
     LAYOUT,
     NodeState,
@@ -55,7 +55,7 @@ class Simulation:
             return
         if last is None or last.is_retried:
             self.nodes[name] = busy_node(name)
-        elif last.state is model.State.PENDING:
+        elif last.state is run_status.State.PENDING:
             is_done = end == "success"
             self.nodes[name] = (
                 done_node(name) if is_done else failed_node(name, is_retried=end == "retried")
@@ -96,7 +96,7 @@ def with_custom(text: str, *, reported: str) -> fleet_nodes.FleetNode:
     """A node whose annotation holds ``text``, and whose agent has applied ``reported``."""
     status = a_status(
         "custom",
-        model.State.SUCCESS,
+        run_status.State.SUCCESS,
         phase="Done",
         annotationHash=custom_layouts.CustomRequest(node_name="a", text=reported).annotation_hash,
     )

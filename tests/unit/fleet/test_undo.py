@@ -5,9 +5,9 @@ import datetime as dt
 
 import pytest
 
-from mig_manager.core import model
 from mig_manager.core.fleet import fleet_nodes, goals, marks, rollout
 from mig_manager.core.objects import well_known
+from mig_manager.core.records import run_status
 from tests.unit.fleet.rollouts import (
     FORMER,
     HOLD,
@@ -49,7 +49,7 @@ def test_undo_of_a_node_that_had_no_label_removes_it() -> None:
     assert goals.RolloutGoal(layout=None).target(done_node("a", mark=mark)) is None
     assert undo(unlabelled).phase is Phase.DONE
     tainted = dataclasses.replace(unlabelled.view, taint_keys=HOLD)
-    pending = {**unlabelled.view.labels, well_known.STATE_LABEL: model.State.PENDING.value}
+    pending = {**unlabelled.view.labels, well_known.STATE_LABEL: run_status.State.PENDING.value}
     for view in (tainted, dataclasses.replace(unlabelled.view, labels=pending)):
         assert undo(dataclasses.replace(unlabelled, view=view)).phase is Phase.ROLLING
 
@@ -60,7 +60,9 @@ def test_undo_of_a_node_that_had_no_label_removes_it() -> None:
         pytest.param(node("b"), ("a",), id="at rest"),
         pytest.param(node("b", is_ready=False), (), id="not ready"),
         pytest.param(
-            node("b", requested="third", state=model.State.PENDING), (), id="under another change"
+            node("b", requested="third", state=run_status.State.PENDING),
+            (),
+            id="under another change",
         ),
     ],
 )
@@ -75,7 +77,7 @@ def test_undo_counts_selected_nodes_that_it_does_not_change(
 
 
 def test_undo_waits_for_another_change_of_a_selected_node() -> None:
-    undone, other = undoing(), node("b", requested="third", state=model.State.PENDING)
+    undone, other = undoing(), node("b", requested="third", state=run_status.State.PENDING)
     times_s = (0.0, 1799.0, 1800.0, 1921.0)
     phases = [undone.decide([done_node("a"), other], now_s).phase for now_s in times_s]
 
@@ -103,7 +105,7 @@ def test_undo_leaves_superseded_nodes_alone() -> None:
 
     without_mark = undoing()
     without_mark.decide([node("a", mark=UNDONE)], 0.0)
-    third_run = a_status("third", model.State.SUCCESS, phase="Done")
+    third_run = a_status("third", run_status.State.SUCCESS, phase="Done")
     replaced = node("a", requested="third", applied="third", status=third_run)
     assert states(without_mark.decide([replaced], 1.0)) == {"a": NodeState.SUPERSEDED}
 

@@ -4,11 +4,11 @@ import datetime as dt
 
 import pytest
 
-from mig_manager.core import model
 from mig_manager.core.objects import well_known
 from mig_manager.core.partitioning import demand
 from mig_manager.core.partitioning.decision import changes
 from mig_manager.core.partitioning.nodes import node_requests, own_clock, partitioned
+from mig_manager.core.records import run_status
 from tests.rigs import api_objects
 from tests.rigs.cluster.partitions import EMPTY, NOW, decide, lines, node, parse_cluster, pod
 
@@ -24,7 +24,7 @@ def working(
 ) -> api_objects.Object:
     """Return a node whose agent began to work on a layout some time ago."""
     began = (NOW - dt.timedelta(seconds=age_s)).isoformat()
-    text = api_objects.a_status("custom", model.State(state), startedAt=began)
+    text = api_objects.a_status("custom", run_status.State(state), startedAt=began)
     return node(
         "a",
         EMPTY,
@@ -55,7 +55,7 @@ RETRIED = node(
     EMPTY,
     labels={well_known.CONFIG_LABEL: "x", well_known.STATE_LABEL: "failed"},
     annotations=api_objects.annotations_of_agent(
-        status_text=api_objects.a_status("x", model.State.FAILED, retryAt=NOW.isoformat())
+        status_text=api_objects.a_status("x", run_status.State.FAILED, retryAt=NOW.isoformat())
     ),
 )
 PODS = [pod(f"p{number}", "7g.40gb", age_s=90 - number) for number in range(3)]

@@ -11,7 +11,7 @@ from mig_manager.core import model
 from mig_manager.core.layout import config, custom_layouts
 from mig_manager.core.objects import well_known
 from mig_manager.core.partitioning.decision import decisions, past_decisions, waiting
-from mig_manager.core.records import inventory_codec
+from mig_manager.core.records import inventory_codec, run_status
 from tests.rigs import api_objects
 from tests.rigs.cluster import partitions
 from tests.rigs.cluster.partitions import EMPTY, NOW, SMALL, decide, lines, node, only, pod, why
@@ -30,7 +30,7 @@ def requested_node(name: str, change: decisions.NodeChange, **failed: str) -> di
     custom = custom_layouts.CustomRequest(node_name=name, text=change.layout)
     text = api_objects.a_status(
         "custom",
-        model.State.FAILED,
+        run_status.State.FAILED,
         configHash=layout.content_hash,
         annotationHash=custom.annotation_hash,
         **failed,

@@ -13,8 +13,8 @@ from mig_manager.core.records import readiness, run_status
 PUBLISHED = run_status.RunStatus(
     config="all-1g.5gb",
     config_hash="h",
-    state=model.State.PENDING,
-    phase=model.Phase.RESOLVE,
+    state=run_status.State.PENDING,
+    phase=run_status.Phase.RESOLVE,
     reason=None,
     message="looking at the GPUs",
     attempt=1,
@@ -65,7 +65,7 @@ def test_verified_layout_is_ready_and_names_unreachable_gpus(reason: reasons.Rea
     )
     verified = dataclasses.replace(
         PUBLISHED,
-        state=model.State.SUCCESS,
+        state=run_status.State.SUCCESS,
         reason=reason,
         message=reason.value,
         observed_gpus=model.ObservedGpus((), unreachable=(lost,)),
@@ -84,7 +84,7 @@ def test_a_failure_is_not_ready_for_the_reason_and_message_of_the_status(
     reason: reasons.Reason,
 ) -> None:
     failure = dataclasses.replace(
-        PUBLISHED, state=model.State.FAILED, reason=reason, message="why"
+        PUBLISHED, state=run_status.State.FAILED, reason=reason, message="why"
     )
 
     assert readiness.condition(failure) == readiness.Condition(
@@ -94,8 +94,10 @@ def test_a_failure_is_not_ready_for_the_reason_and_message_of_the_status(
 
 def test_only_a_success_is_ready() -> None:
     conditions = {
-        s: readiness.condition(dataclasses.replace(PUBLISHED, state=s)) for s in model.State
+        s: readiness.condition(dataclasses.replace(PUBLISHED, state=s)) for s in run_status.State
     }
 
-    assert [state for state, each in conditions.items() if each.is_true] == [model.State.SUCCESS]
-    assert len({each.reason for each in conditions.values()}) == len(model.State)
+    assert [state for state, each in conditions.items() if each.is_true] == [
+        run_status.State.SUCCESS
+    ]
+    assert len({each.reason for each in conditions.values()}) == len(run_status.State)

@@ -201,8 +201,8 @@ def test_status_annotation_has_layout_reason_and_devices() -> None:
     text = run_status.RunStatus(
         config="a",
         config_hash="h",
-        state=model.State.FAILED,
-        phase=model.Phase.DRAIN,
+        state=run_status.State.FAILED,
+        phase=run_status.Phase.DRAIN,
         reason=reasons.Reason.DRAIN_TIMEOUT,
         message="m",
         attempt=2,

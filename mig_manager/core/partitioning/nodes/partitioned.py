@@ -176,7 +176,7 @@ def parse(item: Mapping[str, Any]) -> PartitionedNode | None:
         agent=AgentState(
             changing=_why_changing(node, is_retried=is_retried),
             is_closed=_is_at_work(node) or slots.is_disrupted(node.view),
-            is_rebooting=node.state == model.State.REBOOTING.value,
+            is_rebooting=node.state == run_status.State.REBOOTING.value,
             took_s=_took_s(published),
             config_hash=published.config_hash if published else "",
             failed_hash=failed_hash,
@@ -195,7 +195,7 @@ def parse(item: Mapping[str, Any]) -> PartitionedNode | None:
 def _failed_hash(node: fleet_nodes.FleetNode) -> str:
     """Return the ``failed_hash`` of a node's agent; empty if its last run did not fail."""
     published, custom = node.status, custom_layouts.CustomRequest.of(node.view)
-    has_failed = published is not None and published.state is model.State.FAILED
+    has_failed = published is not None and published.state is run_status.State.FAILED
     if published is None or not has_failed or published.config != well_known.CUSTOM_LAYOUT:
         return ""
     if published.config_hash:
@@ -215,7 +215,7 @@ def _took_s(published: run_status.PublishedStatus | None) -> float:
 
 
 def _is_at_work(node: fleet_nodes.FleetNode) -> bool:
-    return node.state in (model.State.PENDING.value, model.State.REBOOTING.value)
+    return node.state in (run_status.State.PENDING.value, run_status.State.REBOOTING.value)
 
 
 def _why_changing(node: fleet_nodes.FleetNode, *, is_retried: bool) -> str:
