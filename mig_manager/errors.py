@@ -198,7 +198,7 @@ class StalePlanError(HardwareError):
 
 
 class ClusterError(MigManagerError):
-    """The Kubernetes API (or kubelet) refused or failed."""
+    """The Kubernetes API refused or failed."""
 
     def __init__(
         self,
@@ -232,7 +232,7 @@ class ClusterError(MigManagerError):
         return self.status is None or self.status >= _SERVER_ERRORS
 
 
-class KubeletError(ClusterError):
+class KubeletError(MigManagerError):
     """Kubelet does not say which pods have which devices."""
 
     def __init__(self, message: str) -> None:

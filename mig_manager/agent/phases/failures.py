@@ -18,7 +18,7 @@ def conclude(attempt: attempts.Attempt, error: errors.MigManagerError) -> outcom
     """Undo a run after an error; return its failure."""
     if isinstance(error, errors.DrainError):
         attempt.recorder.set_journal(is_draining=error.keeps_taint)
-    elif not _is_of_api(error) or (
+    elif not isinstance(error, errors.ClusterError) or (
         attempt.status.phase is run_status.Phase.PAUSE
         and error.reason is not reasons.Reason.API_UNAVAILABLE
     ):
@@ -49,7 +49,7 @@ def record_costs(attempt: attempts.Attempt, error: errors.MigManagerError) -> No
     Otherwise a hook, service or driver that always fails would cost pods in every attempt.
     """
     is_drain = isinstance(error, errors.DrainError) or (
-        attempt.journal.is_draining and _is_of_api(error)
+        attempt.journal.is_draining and isinstance(error, errors.ClusterError)
     )
     is_costly = attempt.journal.has_evicted and not attempt.request.uuids_to_repair
     if is_costly and not (is_drain or error.reason is reasons.Reason.API_UNAVAILABLE):
@@ -60,12 +60,6 @@ def record_costs(attempt: attempts.Attempt, error: errors.MigManagerError) -> No
             problem=messages.fit(error.message, requests.MAX_PROBLEM),
         )
         attempt.recorder.set_record(attempt.record.with_failed_change(failed))
-
-
-def _is_of_api(error: errors.MigManagerError) -> bool:
-    """Return whether the API refuses or fails, which may be temporary; kubelet does not count."""
-    is_of_kubelet = isinstance(error, errors.KubeletError)
-    return isinstance(error, errors.ClusterError) and not is_of_kubelet
 
 
 def _is_final(attempt: attempts.Attempt, error: errors.MigManagerError) -> bool:

@@ -31,10 +31,11 @@ def require_possible(
     """Return the change planned for the use of devices, or fail if the node rules it out.
 
     Raises:
-        ClusterError: The API refused or does not answer, or kubelet does not.
+        ClusterError: The API refused or does not answer.
         GpuInUseError: A process uses a GPU.
         HostError: The init system does not answer, and services must stop.
         HardwareError: The driver does not list the processes.
+        KubeletError: As ``device_usage.wait_for_usage``.
         LayoutError: STRATEGY_MISMATCH: device plugin or DRA driver would not start.
         MigManagerError: DRIFTED: pods would be evicted, but no change was requested; IN_USE: the
             same on demand; FOREIGN_MANAGER.

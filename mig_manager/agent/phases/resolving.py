@@ -18,9 +18,10 @@ def resolve(attempt: attempts.Attempt) -> targets.Target:
     """Return the GPUs to repair, or else the requested layout.
 
     Raises:
-        ClusterError: The pods of a GPU to repair are not known.
+        ClusterError: The API refused or does not answer.
         ConfigError: The file or annotation cannot be read or is invalid.
         HardwareError: The GPUs must be known, and none can be observed.
+        KubeletError: The pods of a GPU to repair are not known.
         LayoutError: The layout or the annotation does not exist.
     """
     return (

@@ -33,8 +33,9 @@ def can_roll_back(
     """Return whether a snapshot can be restored without taking a device from a pod.
 
     Raises:
-        ClusterError: The API refused or does not answer, or kubelet does not.
+        ClusterError: The API refused or does not answer.
         HardwareError: The driver does not list the processes of pods whose devices no GPU has.
+        KubeletError: As ``device_usage.wait_for_usage``.
         Superseded: Another layout is requested, or the agent stops.
     """
     try:
