@@ -124,17 +124,14 @@ class DevicePlugin(device_advertiser.Advertiser):
 
         ``plugin_config`` is its config for the layout; None: as the node's ``labels`` say.
         """
-        refusals = strategies.refusals(layouts)
         if plugin_config not in (None, labels.get(well_known.PLUGIN_CONFIG_LABEL)):
             # The new config may set another strategy.
             return ""
         strategy = strategies.of_plugin(pods, labels)
-        if not strategy or strategy not in refusals:
+        why = strategies.refusal(layouts, strategy, labels)
+        if strategy is None or not why:
             return ""
-        return (
-            f"the device plugin has MIG strategy {strategy.value} and would not start: "
-            f"{refusals[strategy]}"
-        )
+        return f"the device plugin has MIG strategy {strategy.value} and would not start: {why}"
 
     def why_not_starting(self, gpus: model.ObservedGpus) -> str:
         layouts = strategies.gpu_layouts(gpus, {})

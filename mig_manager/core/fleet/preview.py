@@ -209,7 +209,7 @@ def preview(
             reason=error.reason.value,
             message=messages.printable(error.message, " "),
         )
-    fit, reason, message = _fit(planned, strategies.from_labels(node.view.labels))
+    fit, reason, message = _fit(planned, node.view.labels)
     losses, claiming = (None, ()) if pods is None else _losses_and_claims(node, planned, pods)
     return NodePlan(
         name=node.name,
@@ -227,24 +227,26 @@ def preview(
     )
 
 
-def _fit(
-    planned: plans.Planned, labelled_strategy: strategies.Strategy | None
-) -> tuple[NodeFit, str, str]:
+def _fit(planned: plans.Planned, labels: Mapping[str, str]) -> tuple[NodeFit, str, str]:
     """Return whether a node can have a planned layout, with the reason and the message.
 
-    ``labelled_strategy`` is the device plugin's by the labels of GPU feature discovery. The one
-    inferred from the resources does not count: on a node without MIG, single and mixed look alike.
+    ``labels`` are the node's: the device plugin's strategy is the one that GPU feature discovery
+    shows. The one inferred from the resources does not count: on a node without MIG, single and
+    mixed look alike.
     """
     if planned.plan.is_provisional:
         message = "the profiles of its GPUs are unknown until MIG is enabled"
         return NodeFit.UNKNOWN, "MigDisabled", message
     if planned.plan.is_empty:
         return NodeFit.UNCHANGED, "", ""
-    if labelled_strategy and labelled_strategy in planned.unserved:
+    strategy = strategies.from_labels(labels)
+    results = strategies.gpu_layouts(planned.gpus, planned.desired)
+    why = strategies.refusal(results, strategy, labels)
+    if strategy and why:
         # The node does not show whether its agent sets another plugin config for the layout.
         message = (
-            f"the device plugin has MIG strategy {labelled_strategy.value} and would not start, "
-            f"unless the agent sets another config: {planned.unserved[labelled_strategy]}"
+            f"the device plugin has MIG strategy {strategy.value} and would not start, "
+            f"unless the agent sets another config: {why}"
         )
         return NodeFit.UNKNOWN, reasons.Reason.STRATEGY_MISMATCH.value, message
     return NodeFit.FITS, "", ""

@@ -50,6 +50,17 @@ def with_strategy_single(*, by_label: bool = True) -> node_rig.NodeRig:
     return rig
 
 
+def with_mps() -> node_rig.NodeRig:
+    """The plugin shares whole GPUs by MPS, and a pod has a replica."""
+    rig = nodes.node()
+    rig.node_object.labels |= {
+        discovery_labels.STRATEGY: "single",
+        discovery_labels.MPS_CAPABLE: "true",
+    }
+    rig.pods.add("sharing", devices=frozenset({f"{rig.gpus[0].uuid}::1"}))
+    return rig
+
+
 def with_two_models() -> node_rig.NodeRig:
     """Return a node whose GPUs are of two models, which share the name of a profile."""
     rig = node_rig.NodeRig(gpus=gpu_values.gpus_of("A100-SXM4-80GB+H100 80GB HBM3"))
@@ -172,6 +183,12 @@ CASES: dict[str, tuple[Make, dict[str, Any], Reason, tuple[str, ...]]] = {
         {"layout": "all-balanced"},
         Reason.STRATEGY_MISMATCH,
         ("MIG strategy single", DIFFERS),
+    ),
+    "replicas by MPS": (
+        with_mps,
+        {"layout": "all-1g.5gb"},
+        Reason.STRATEGY_MISMATCH,
+        ("MPS cannot share MIG devices", discovery_labels.MPS_CAPABLE),
     ),
     "strategy of a plugin for two models": (
         with_two_models,

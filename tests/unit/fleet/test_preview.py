@@ -186,16 +186,23 @@ def test_a_node_without_readable_gpus_is_unknown(text: str, message: str) -> Non
 
 
 @pytest.mark.parametrize(
-    ("strategy", "fit", "reason"),
-    [("single", NodeFit.UNKNOWN, "StrategyMismatch"), ("mixed", NodeFit.FITS, "")],
+    ("layout", "strategy", "mps", "fit", "reason"),
+    [
+        ("all-balanced", "single", "false", NodeFit.UNKNOWN, "StrategyMismatch"),
+        ("all-balanced", "mixed", "false", NodeFit.FITS, ""),
+        ("all-1g.5gb", "single", "false", NodeFit.FITS, ""),
+        ("all-1g.5gb", "single", "true", NodeFit.UNKNOWN, "StrategyMismatch"),
+        ("all-disabled", "single", "true", NodeFit.FITS, ""),
+    ],
 )
 def test_a_layout_that_the_strategy_cannot_serve_is_not_said_to_fit(
-    strategy: str, fit: preview.NodeFit, reason: str
+    layout: str, strategy: str, mps: str, fit: preview.NodeFit, reason: str
 ) -> None:
     there = node(gpus({"7g.40gb": 1}))
-    view = dataclasses.replace(there.view, labels={discovery_labels.STRATEGY: strategy})
+    labels = {discovery_labels.STRATEGY: strategy, discovery_labels.MPS_CAPABLE: mps}
+    view = dataclasses.replace(there.view, labels=labels)
 
-    node_plan = plan_for(dataclasses.replace(there, view=view), "all-balanced")
+    node_plan = plan_for(dataclasses.replace(there, view=view), layout)
 
     assert (node_plan.fit, node_plan.reason) == (fit, reason)
     assert (strategy in node_plan.message) is bool(reason)
