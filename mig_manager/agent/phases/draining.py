@@ -21,10 +21,9 @@ from mig_manager.agent.pods import (
     pausing,
 )
 from mig_manager.core import messages
+from mig_manager.core.node import gpu_use
 from mig_manager.core.objects import node_object, well_known
 from mig_manager.core.records import run_status
-
-_MAX_NEW_PLANS = 5  # a drain must end even if pods come and go all the time
 
 
 def taint(attempt: attempts.Attempt, change: planning.PlannedChange) -> None:
@@ -55,21 +54,17 @@ def drain_pods(
     """
     pods = dra_driver.list_pods(attempt.deps.workloads, change.usage.pods)
     followed = preparing.follow_pods(attempt, change, pods)
-    pod_drain = drain.Drain.start_or_continue(attempt, followed.scope, new_plans=_MAX_NEW_PLANS)
-    deadline = None
-    while True:
-        before, now = ({pod.uid for pod in c.affected_pods} for c in (change, followed))
-        change = followed
-        if now != before:
-            _publish(attempt, change)
-        try:
-            usage = pod_drain.run(change.usage, deadline)
-        except drain.PodsChanged as end:
-            deadline = end.deadline
-            followed = preparing.plan_again(attempt, change)
-            pod_drain = pod_drain.for_new_plan(followed.scope)
-        else:
-            return dataclasses.replace(change, usage=usage), pod_drain
+
+    def replan() -> tuple[drain_scope.DrainScope, gpu_use.Usage]:
+        nonlocal followed
+        before, followed = followed, preparing.plan_again(attempt, followed)
+        _publish_others(attempt, before, followed)
+        return followed.scope, followed.usage
+
+    pod_drain = drain.Drain.start_or_continue(attempt, followed.scope, replan)
+    _publish_others(attempt, change, followed)
+    usage = pod_drain.run(followed.usage)
+    return dataclasses.replace(followed, usage=usage), pod_drain
 
 
 def pause_clients(
@@ -89,7 +84,7 @@ def pause_clients(
     now = pausing.pause_clients(attempt, change.plan, drained)
     # Without a plugin no pod gets a device any more: spare or drain pods that meanwhile got one.
     change = preparing.follow_pods(attempt, change, now.pods)
-    last_drain = dataclasses.replace(pod_drain, scope=change.scope, new_plans=0)
+    last_drain = dataclasses.replace(pod_drain, scope=change.scope, replan=None)
     change = dataclasses.replace(change, usage=last_drain.run(change.usage))
     paused = pausing.pause_driver(attempt, change.plan, drained)
     if node_advertisers.DRIVER in paused.advertisers:
@@ -127,8 +122,17 @@ def drain_whole_node(
     drain.Drain.start_or_continue(attempt, scope).run(usage)
 
 
+def _publish_others(
+    attempt: attempts.Attempt, before: planning.PlannedChange, now: planning.PlannedChange
+) -> None:
+    """Publish the affected pods again, if a new plan affects others."""
+    old, new = ({pod.uid for pod in change.affected_pods} for change in (before, now))
+    if new != old:
+        _publish(attempt, now)
+
+
 def _publish(attempt: attempts.Attempt, change: planning.PlannedChange) -> None:
-    """Publish taint and affected pods, or again once others are affected."""
+    """Publish taint and affected pods."""
     affected = change.affected_pods
     message = f"applying {attempt.status.title}"
     if affected:

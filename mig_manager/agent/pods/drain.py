@@ -7,29 +7,24 @@ operator's rights, a drain waits for the pods to end, and at times tries again t
 
 import dataclasses
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Self
 
 import structlog
 
 from mig_manager import errors, reasons
-from mig_manager.agent import agent_settings, attempts, run_recorder
+from mig_manager.agent import attempts
 from mig_manager.agent.pods import device_listing, dra_driver, drain_scope, eviction
-from mig_manager.core import messages, ports
+from mig_manager.core import messages
 from mig_manager.core.node import evictions, gpu_use
 from mig_manager.core.objects import pod_object
 
+Replan = Callable[[], tuple[drain_scope.DrainScope, gpu_use.Usage]]
+"""Plans the change again for the use of devices now, and returns that use."""
+
+_MAX_NEW_PLANS = 5  # a drain must end even if pods come and go all the time
+
 _log = structlog.get_logger()
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class _End:
-    """The result of a wait."""
-
-    usage: gpu_use.Usage
-    remaining: pod_object.Pods = ()  # the affected pods that were not gone by the deadline
-    blocked: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    """Key of a pod -> why it was neither evicted nor deleted."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,30 +35,37 @@ class Deadline:
     is_forced: bool = False  # whether pods are deleted by force until then
 
 
-class PodsChanged(Exception):  # noqa: N818 - control flow, not a failure
-    """Pods got or released devices, so another plan may spare pods that are not evicted yet."""
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class _Round:
+    """The result of a round of evictions."""
 
-    def __init__(self, deadline: Deadline) -> None:
-        super().__init__()
-        self.deadline = deadline
+    usage: gpu_use.Usage
+    deadline: Deadline
+    remaining: pod_object.Pods = ()  # the affected pods that were not gone before
+    blocked: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """Key of a pod -> why it was neither evicted nor deleted."""
+    needs_plan: bool = False  # whether nothing was evicted, because another plan may spare pods
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Drain:
     """One drain: evict, wait, and retry where a budget refused."""
 
-    deps: ports.Dependencies
-    limits: agent_settings.Limits
-    cancel: ports.Cancellation
-    recorder: run_recorder.RunRecorder
+    attempt: attempts.Attempt
     scope: drain_scope.DrainScope
     evictions: eviction.Evictions
     has_begun: bool  # whether an earlier attempt at this drain evicted pods
-    new_plans: int = 0  # how often another plan may replace the scope
+    replan: Replan | None = None
+    """Called if pods got or released devices, so that another plan may spare pods that are not
+    evicted yet; None: the plan stays."""
+    new_plans: int = 0  # how often ``replan`` was called
 
     @classmethod
     def start_or_continue(
-        cls, attempt: attempts.Attempt, scope: drain_scope.DrainScope, *, new_plans: int = 0
+        cls,
+        attempt: attempts.Attempt,
+        scope: drain_scope.DrainScope,
+        replan: Replan | None = None,
     ) -> Self:
         """Return a new drain, or the next attempt at one that an earlier attempt has begun."""
         has_begun = attempt.journal.is_draining
@@ -71,71 +73,60 @@ class Drain:
             attempt.memory.begin_drain()
         elif not attempt.request.uuids_to_repair:
             attempt.recorder.set_journal(has_evicted=True)
-        evicting = eviction.Evictions(
-            deps=attempt.deps,
-            recorder=attempt.recorder,
-            cancel=attempt.cancel,
-            strategy=attempt.limits.policy.strategy,
-            returning=attempt.memory.returning,
-        )
         return cls(
-            deps=attempt.deps,
-            limits=attempt.limits,
-            cancel=attempt.cancel,
-            recorder=attempt.recorder,
+            attempt=attempt,
             scope=scope,
-            evictions=evicting,
+            evictions=eviction.Evictions(attempt=attempt),
             has_begun=has_begun,
-            new_plans=new_plans,
+            replan=replan,
         )
-
-    def for_new_plan(self, scope: drain_scope.DrainScope) -> Self:
-        """Return the same drain for another plan of the change."""
-        return dataclasses.replace(self, scope=scope, new_plans=self.new_plans - 1)
 
     def run(self, usage: gpu_use.Usage, deadline: Deadline | None = None) -> gpu_use.Usage:
         """Wait until no pod uses an affected device.
 
         Args:
             usage: The use of the devices for which the change was planned.
-            deadline: For another plan in the same drain; None: the time begins now.
+            deadline: Of the same drain for an earlier plan; None: the time begins now.
 
         Returns:
             The use of the devices now, with the pods as last listed.
 
         Raises:
-            PodsChanged: Another plan may replace the scope.
             DrainError: The deadline passed; names every remaining pod, and why. FORBIDDEN or
                 API_UNAVAILABLE if the API refused or failed to evict. PODS_RETURN.
             ClusterError: The API refused the request as such, or did not list the pods by the
                 deadline.
-            MigManagerError: The change may affect no pod.
+            MigManagerError: The change may affect no pod; or as ``replan``.
             Superseded: Another layout is requested, or the agent stops.
         """
-        before = self.recorder.journal
+        before = self.attempt.journal
         try:
-            return self._run(usage, deadline)
+            end = self._run(usage, deadline)
         finally:
             if not self.evictions.evicted:
                 # The API has refused the evictions that the journal lists.
-                self.recorder.set_journal(
+                self.attempt.recorder.set_journal(
                     is_draining=before.is_draining, has_evicted=before.has_evicted
                 )
+        if self.replan and end.needs_plan:
+            scope, usage = self.replan()
+            other = dataclasses.replace(self, scope=scope, new_plans=self.new_plans + 1)
+            return other.run(usage, end.deadline)
+        return end.usage
 
-    def _run(self, usage: gpu_use.Usage, deadline: Deadline | None) -> gpu_use.Usage:
+    def _run(self, usage: gpu_use.Usage, deadline: Deadline | None) -> _Round:
         if self.scope.affected is not None and not self.scope.affected:
-            return usage
+            return _Round(usage=usage, deadline=deadline or self._new_deadline())
         if deadline is None:
             self.evictions.begin_deadline(usage.pods)
             deadline = self._new_deadline()
         end = self._wait(usage, self._usage(usage.pods, usage), deadline)
-        if not deadline.is_forced and self._may_force(end.remaining):
+        if not end.deadline.is_forced and self._may_force(end.remaining):
             self.evictions.begin_deadline(usage.pods)
-            deadline = self._new_deadline(is_forced=True)
-            end = self._wait(usage, None, deadline)
+            end = self._wait(usage, None, self._new_deadline(is_forced=True))
         if end.remaining:
-            raise self._timeout(end, is_forced=deadline.is_forced)
-        return end.usage
+            raise self._timeout(end)
+        return end
 
     def require_done(self, usage: gpu_use.Usage) -> None:
         """Fail if a pod uses an affected device again; never evict.
@@ -145,24 +136,17 @@ class Drain:
             DrainError: Names the pods; the node does not stay tainted.
             MigManagerError: As ``run``.
         """
-        pods = dra_driver.with_unbound(self.deps.workloads, self.deps.workloads.list())
+        workloads = self.attempt.deps.workloads
+        pods = dra_driver.with_unbound(workloads, workloads.list())
         current = self._usage(pods, usage)
         names = messages.list_names([pod.key for pod in current.users(self.scope.affected)])
         self.scope.require_allowed(names)
         if names:
             raise errors.DrainError(f"pods got devices to be removed after the drain: {names}")
 
-    def _act(self, remaining: Sequence[pod_object.Pod]) -> Mapping[str, str]:
-        """Evict the pods if that is allowed; return why others stay for now."""
-        keys = [pod.key for pod in remaining]
-        self.scope.require_allowed(messages.list_names(keys))
-        if isinstance(self.scope.rights, drain_scope.WaitOnly):
-            return dict.fromkeys(keys, self.scope.rights.why)
-        return self.evictions.evict(remaining)
-
     def _wait(
         self, before: gpu_use.Usage, usage: gpu_use.Usage | None, deadline: Deadline
-    ) -> _End:
+    ) -> _Round:
         """Evict or delete the affected pods until they are gone, or until the deadline.
 
         Args:
@@ -170,52 +154,57 @@ class Drain:
             usage: The current use; None: pause first.
             deadline: As for ``run``.
         """
-        act = self.evictions.delete if deadline.is_forced else self._act
         first_s: dict[tuple[str, bool], float] = {}
-        pauses_s = map(self.limits.backoff.delay_s, itertools.count())
+        pauses_s = map(self.attempt.limits.backoff.delay_s, itertools.count())
         while True:
             if usage is None:
-                self.cancel.pause(next(pauses_s))
+                self.attempt.cancel.pause(next(pauses_s))
                 usage = self._observe(before, deadline)
-            remaining = usage.users(self.scope.affected) if usage else ()
-            if usage and not remaining:
-                return _End(usage=usage)
-            self.cancel.check()
             if usage:
-                progress = self.evictions.progress
-                blocked = self._await_listing(usage, first_s) or self._await_plan(
-                    before, usage, remaining, deadline
-                )
-                if not blocked:
-                    blocked = act(remaining)
-                if self.evictions.progress > progress and self.evictions.is_rolling:
-                    # A rolling drain lasts until successors are ready.
-                    deadline = self._new_deadline()
-                if self._is_late(deadline):
-                    return _End(usage=usage, remaining=remaining, blocked=blocked)
-                usage = None
+                end = self._evict_once(before, usage, deadline, first_s)
+                if end.needs_plan or not end.remaining or self._is_late(end.deadline):
+                    return end
+                usage, deadline = None, end.deadline
 
-    def _await_plan(
+    def _evict_once(
         self,
         before: gpu_use.Usage,
         usage: gpu_use.Usage,
-        remaining: pod_object.Pods,
         deadline: Deadline,
-    ) -> Mapping[str, str]:
-        """Return the affected pods that another plan may spare, with a reason, at the deadline.
+        first_s: dict[tuple[str, bool], float],
+    ) -> _Round:
+        """Evict or delete the affected pods, unless it is better to wait or to plan again."""
+        remaining = usage.users(self.scope.affected)
+        if not remaining:
+            return _Round(usage=usage, deadline=deadline)
+        self.attempt.cancel.check()
+        progress = self.evictions.progress
+        blocked = self._await_listing(usage, first_s)
+        if not blocked and self._may_replan(before, usage):
+            if not self._is_late(deadline):
+                return _Round(usage=usage, deadline=deadline, needs_plan=True)
+            # A plan may take as long as kubelet does not answer.
+            why = "not evicted because the use of devices just changed"
+            blocked = dict.fromkeys((pod.key for pod in remaining), why)
+        if not blocked:
+            delete = self.evictions.delete
+            blocked = (delete if deadline.is_forced else self._evict)(remaining)
+        if self.evictions.progress > progress and self.evictions.is_rolling:
+            # A rolling drain lasts until successors are ready.
+            deadline = self._new_deadline()
+        return _Round(usage=usage, deadline=deadline, remaining=remaining, blocked=blocked)
 
-        A plan may take as long as kubelet does not answer, so none begins after the deadline.
+    def _may_replan(self, before: gpu_use.Usage, usage: gpu_use.Usage) -> bool:
+        is_allowed = self.replan is not None and self.new_plans < _MAX_NEW_PLANS
+        return is_allowed and self.scope.is_outdated(before, usage)
 
-        Raises:
-            PodsChanged: Before the deadline.
-        """
-        if not (self.new_plans > 0 and self.scope.is_outdated(before, usage)):
-            return {}
-        if not self._is_late(deadline):
-            raise PodsChanged(deadline)
-        return {
-            pod.key: "not evicted because the use of devices just changed" for pod in remaining
-        }
+    def _evict(self, remaining: Sequence[pod_object.Pod]) -> Mapping[str, str]:
+        """Evict the pods if that is allowed; return why others stay for now."""
+        keys = [pod.key for pod in remaining]
+        self.scope.require_allowed(messages.list_names(keys))
+        if isinstance(self.scope.rights, drain_scope.WaitOnly):
+            return dict.fromkeys(keys, self.scope.rights.why)
+        return self.evictions.evict(remaining)
 
     def _await_listing(
         self, usage: gpu_use.Usage, first_s: dict[tuple[str, bool], float]
@@ -225,24 +214,24 @@ class Drain:
         Empty once kubelet had the time; ``first_s`` is as in ``device_listing.is_any_new``.
         """
         undecided = usage.undecided_users(self.scope.affected)
-        now_s = self.deps.clock.monotonic()
+        now_s = self.attempt.deps.clock.monotonic()
         # Even before a short deadline, some time remains for the evictions.
-        max_s = self.limits.drain_timeout_s * 3 / 4
+        max_s = self.attempt.limits.drain_timeout_s * 3 / 4
         is_any_new = device_listing.is_any_new(undecided, first_s, now_s, max_s=max_s)
         if not (is_any_new or usage.no_answer):
             return {}
         return {pod.key: "not evicted before its devices are known" for pod in undecided}
 
     def _new_deadline(self, *, is_forced: bool = False) -> Deadline:
-        at_s = self.deps.clock.monotonic() + self.limits.drain_timeout_s
+        at_s = self.attempt.deps.clock.monotonic() + self.attempt.limits.drain_timeout_s
         return Deadline(at_s=at_s, is_forced=is_forced)
 
     def _is_late(self, deadline: Deadline) -> bool:
-        return self.deps.clock.monotonic() >= deadline.at_s
+        return self.attempt.deps.clock.monotonic() >= deadline.at_s
 
     def _may_force(self, remaining: Sequence[pod_object.Pod]) -> bool:
         return (
-            self.limits.policy.is_forced
+            self.attempt.limits.policy.is_forced
             and isinstance(self.scope.rights, drain_scope.Evict)
             and bool(remaining)
             and not any(map(evictions.why_not_evictable, remaining))
@@ -254,7 +243,7 @@ class Drain:
         The watch is enough for waiting. Evictions and the end of a drain need a list, because a
         watch may lag behind.
         """
-        workloads = self.deps.workloads
+        workloads = self.attempt.deps.workloads
         watched = None if self._is_late(deadline) else workloads.from_watch()
         if watched is not None and self._has_only_to_wait(self._usage(watched, before)):
             return None
@@ -278,7 +267,7 @@ class Drain:
             return latest
         # If kubelet is silent now, or has just started, the drain waits and affects no more pods.
         try:
-            assigned = self.deps.allocations.assigned_devices()
+            assigned = self.attempt.deps.allocations.assigned_devices()
         except errors.KubeletError as error:
             _log.warning("pod_resources_unavailable", error=error.message)
             return dataclasses.replace(latest, no_answer=error.message)
@@ -290,7 +279,7 @@ class Drain:
         kept = (one for one in latest.assigned if one.key in unlisted)
         return dataclasses.replace(now, assigned=(*assigned, *kept), no_answer=now.why_incomplete)
 
-    def _timeout(self, end: _End, *, is_forced: bool) -> errors.DrainError:
+    def _timeout(self, end: _Round) -> errors.DrainError:
         def cause(pod: pod_object.Pod) -> str:
             ending = f"still terminating, which may take {pod.grace_s} s"
             why = end.blocked.get(pod.key) or (
@@ -303,8 +292,8 @@ class Drain:
         has_evicted = self.evictions.evicted > 0 or self.has_begun
         reason, more = self.evictions.why_incomplete(remaining, has_evicted=has_evicted)
         count = "1 pod still uses" if len(remaining) == 1 else f"{len(remaining)} pods still use"
-        timeout_s = self.limits.drain_timeout_s
-        by_force = ", and as long again by force" if is_forced else ""
+        timeout_s = self.attempt.limits.drain_timeout_s
+        by_force = ", and as long again by force" if end.deadline.is_forced else ""
         lacks_driver = any(pod.may_claim for pod in remaining) and not (
             dra_driver.has_ready(end.usage.pods)
         )

@@ -24,8 +24,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import structlog
 
 from mig_manager import errors, reasons
-from mig_manager.agent import run_recorder, successors
-from mig_manager.core import messages, ports
+from mig_manager.agent import attempts, successors
+from mig_manager.core import messages
 from mig_manager.core.node import evictions, policies
 from mig_manager.core.objects import pod_object
 from mig_manager.core.records import run_status
@@ -41,7 +41,7 @@ _TRANSIENT = frozenset({reasons.Reason.FORBIDDEN, reasons.Reason.API_UNAVAILABLE
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class _Attempt:
+class _PodResult:
     """The last attempt to evict or delete a pod."""
 
     is_done: bool = False  # whether the pod was evicted, deleted, or gone
@@ -64,7 +64,7 @@ class _Round:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class _Result:
+class _RoundResult:
     """The result of a round, for the next one before the same deadline."""
 
     has_begun: bool = False
@@ -86,25 +86,22 @@ class _Result:
 class Evictions:
     """The evictions of one drain."""
 
-    deps: ports.Dependencies
-    recorder: run_recorder.RunRecorder
-    cancel: ports.Cancellation
-    strategy: policies.DrainStrategy
-    returning: successors.Successors  # where evicted pods return
+    attempt: attempts.Attempt
     forced: tuple[str, ...] = ()  # names of the pods that were deleted by force
-    _attempts: dict[str, _Attempt] = dataclasses.field(default_factory=dict)  # by the pod's UID
+    _by_uid: dict[str, _PodResult] = dataclasses.field(default_factory=dict)
+    """The result for each pod that was tried."""
     _evicted: dict[str, pod_object.Pod] = dataclasses.field(default_factory=dict)
     """The pods that were evicted or deleted, by UID."""
-    _last: _Result = dataclasses.field(default_factory=_Result)
+    _last: _RoundResult = dataclasses.field(default_factory=_RoundResult)
 
     def begin_deadline(self, pods: Iterable[pod_object.Pod]) -> None:
         """Forget earlier attempts and the budgets, which force ignores, for a new deadline.
 
         ``pods`` are the node's when the drain began.
         """
-        self.returning.record_first_pods(pods)
-        self._attempts.clear()
-        self._last = _Result()
+        self._returning.record_first_pods(pods)
+        self._by_uid.clear()
+        self._last = _RoundResult()
 
     @property
     def evicted(self) -> int:
@@ -114,17 +111,17 @@ class Evictions:
     @property
     def progress(self) -> int:
         """How many of the evicted pods were on the node at the start."""
-        return sum(not self.returning.is_new(pod) for pod in self._evicted.values())
+        return sum(not self._returning.is_new(pod) for pod in self._evicted.values())
 
     @property
     def is_rolling(self) -> bool:
         """Whether the budgets allowed only some of the evictions, and these are under way."""
-        is_rolling = self.strategy is policies.DrainStrategy.ROLLING
+        is_rolling = self.attempt.limits.policy.strategy is policies.DrainStrategy.ROLLING
         return is_rolling and bool(self._last.spent)
 
     def is_any_ready(self, remaining: Iterable[pod_object.Pod]) -> bool:
         """Return whether a pod can be evicted or deleted now."""
-        is_time = self.deps.clock.monotonic() >= self._last.next_s
+        is_time = self._now_s() >= self._last.next_s
         return is_time and any(map(self._is_pending, remaining))
 
     def evict(self, remaining: Sequence[pod_object.Pod]) -> dict[str, str]:
@@ -135,23 +132,24 @@ class Evictions:
             DrainError: PODS_RETURN.
             Superseded: Another layout is requested, or the agent stops.
         """
-        self.returning.refuse_more(filter(self._is_pending, remaining))
+        self._returning.refuse_more(filter(self._is_pending, remaining))
         not_evictable = evictions.not_evictable(remaining)
         # An admission webhook may have answered instead of the API server.
         accepted = [
-            pod.key
-            for pod in remaining
-            if self._last_attempt(pod).is_done and not pod.is_terminating
+            pod.key for pod in remaining if self._result_of(pod).is_done and not pod.is_terminating
         ]
         # Pods without a controller come last, because nothing starts them again. Returned pods
         # come first: if pods keep returning, fewer are evicted in vain.
         pending = sorted(
             filter(self._is_pending, remaining),
-            key=lambda pod: (pod.owner_kind is None, not self.returning.include(pod)),
+            key=lambda pod: (
+                pod.owner_kind is None,
+                not self._returning.include(pod),
+            ),
         )
-        if pending and self.deps.clock.monotonic() >= self._last.next_s:
+        if pending and self._now_s() >= self._last.next_s:
             self._last = self._evict_pending(pending, remaining)
-        evicted = [pod.key for pod in pending if self._last_attempt(pod).is_done]
+        evicted = [pod.key for pod in pending if self._result_of(pod).is_done]
         return (
             dict.fromkeys(accepted, _ACCEPTED)
             | dict.fromkeys(evicted, _EVICTED)
@@ -161,17 +159,17 @@ class Evictions:
 
     def delete(self, remaining: Sequence[pod_object.Pod]) -> dict[str, str]:
         """Delete the remaining pods by force; return why others stay for now; as ``evict``."""
-        self.returning.refuse_more(filter(self._is_pending, remaining))
+        self._returning.refuse_more(filter(self._is_pending, remaining))
         if not_evictable := evictions.not_evictable(remaining):
             return not_evictable
         pending = [pod for pod in remaining if self._is_pending(pod)]
         if pending and not self._last.has_begun:
-            self._last = _Result(has_begun=True)
+            self._last = _RoundResult(has_begun=True)
             message = f"deleting by force {_names(pending)}"
             self._enter(message)
-            text = f"{self.recorder.status.title}: {message}"
-            self.deps.node.emit(reason="ForcedDrain", message=text, is_warning=True)
-        current = _Round(remaining=remaining, began_s=self.deps.clock.monotonic(), is_forced=True)
+            text = f"{self.attempt.status.title}: {message}"
+            self.attempt.deps.node.emit(reason="ForcedDrain", message=text, is_warning=True)
+        current = _Round(remaining=remaining, began_s=self._now_s(), is_forced=True)
         return self._try_each(pending, functools.partial(self._remove, current), verb="delete")
 
     def why_incomplete(
@@ -179,7 +177,7 @@ class Evictions:
     ) -> tuple[reasons.Reason, str]:
         """Return why a drain did not finish in time, with a clause for the message."""
         staying = [pod for pod in remaining if not pod.is_terminating]
-        failed = [error for pod in staying if (error := self._last_attempt(pod).error)]
+        failed = [error for pod in staying if (error := self._result_of(pod).error)]
         if self._last.error and self._last.may_list_budgets:
             failed.append(self._last.error)
         if failed:
@@ -194,6 +192,13 @@ class Evictions:
             return reasons.Reason.DRAIN_TIMEOUT, more
         return reasons.Reason.DRAIN_TIMEOUT, ""
 
+    @property
+    def _returning(self) -> successors.Successors:
+        return self.attempt.memory.returning
+
+    def _now_s(self) -> float:
+        return self.attempt.deps.clock.monotonic()
+
     def _must_list_again(self, current: _Round, pod: pod_object.Pod) -> bool:
         """Return whether a pod may have finished, or any have become one that must stay.
 
@@ -201,34 +206,34 @@ class Evictions:
         its status, and a budget that granted it counts the pod as evicted for two minutes
         (``EvictionREST.Create`` of k8s.io/kubernetes/pkg/registry/core/pod/storage).
         """
-        watched = {each.uid: each for each in self.deps.workloads.from_watch() or ()}
+        watched = {each.uid: each for each in self.attempt.deps.workloads.from_watch() or ()}
         latest = (watched.get(each.uid, each) for each in current.remaining)
-        is_old = current.is_old(self.deps.clock.monotonic())
+        is_old = current.is_old(self._now_s())
         is_finished = watched.get(pod.uid, pod).is_finished
         return is_old or is_finished or not evictions.are_evictable_or_ending(latest)
 
-    def _last_attempt(self, pod: pod_object.Pod) -> _Attempt:
-        return self._attempts.get(pod.uid, _Attempt())
+    def _result_of(self, pod: pod_object.Pod) -> _PodResult:
+        return self._by_uid.get(pod.uid, _PodResult())
 
     def _is_pending(self, pod: pod_object.Pod) -> bool:
-        is_leaving = pod.is_terminating or self._last_attempt(pod).is_done
+        is_leaving = pod.is_terminating or self._result_of(pod).is_done
         return not (is_leaving or evictions.why_not_evictable(pod))
 
     def _evict_pending(
         self, pending: Sequence[pod_object.Pod], remaining: Sequence[pod_object.Pod]
-    ) -> _Result:
+    ) -> _RoundResult:
         counted, error = self._count(pending)
-        current = _Round(remaining=remaining, began_s=self.deps.clock.monotonic())
+        current = _Round(remaining=remaining, began_s=self._now_s())
         uids = frozenset(pod.uid for pod in pending)
         # Other pods may have come before the first eviction, if the checks took long.
         is_checked = bool(self._evicted) or uids <= self._last.checked_uids
         has_begun = self._last.has_begun and is_checked
         why_not = {} if has_begun else self._why_not_begun(pending, counted, remaining)
         blocked = why_not or self._evict_granted(pending, counted, current)
-        not_before_s = min(self._last_attempt(pod).not_before_s for pod in pending)
-        now_s = self.deps.clock.monotonic()
+        not_before_s = min(self._result_of(pod).not_before_s for pod in pending)
+        now_s = self._now_s()
         pause_s = 0.0 if current.is_old(now_s) else _RETRY_S
-        return _Result(
+        return _RoundResult(
             has_begun=not why_not,
             checked_uids=uids,
             blocked=blocked,
@@ -244,10 +249,10 @@ class Evictions:
         remaining: Sequence[pod_object.Pod],
     ) -> dict[str, str]:
         """Return why no pod is evicted yet: each one that is not evictable, with the reason."""
-        is_whole = self.strategy is policies.DrainStrategy.WHOLE
+        is_whole = self.attempt.limits.policy.strategy is policies.DrainStrategy.WHOLE
         refused = dict(counted.refused if is_whole else counted.exhausted)
         not_evictable = evictions.not_evictable(remaining) | refused
-        return not_evictable or self._try_each(pending, self.deps.workloads.can_evict)
+        return not_evictable or self._try_each(pending, self.attempt.deps.workloads.can_evict)
 
     def _evict_granted(
         self, pending: Sequence[pod_object.Pod], counted: evictions.Count, current: _Round
@@ -276,7 +281,7 @@ class Evictions:
         if not self._last.may_list_budgets:
             return evictions.count(pods, ()), self._last.error
         try:
-            budgets = self.deps.workloads.budgets({pod.namespace for pod in pods})
+            budgets = self.attempt.deps.workloads.budgets({pod.namespace for pod in pods})
         except errors.ClusterError as error:
             if error.reason is reasons.Reason.API_UNAVAILABLE:
                 _log.warning("budgets_not_listed", error=error.message)
@@ -293,7 +298,7 @@ class Evictions:
             covered = [
                 pod
                 for budget in self._last.spent
-                for pod in self.deps.workloads.covered_by(budget)
+                for pod in self.attempt.deps.workloads.covered_by(budget)
             ]
         except errors.ClusterError as error:
             _log.warning("successors_not_listed", error=error.message)
@@ -314,8 +319,8 @@ class Evictions:
                 blocked[pod.key] = why
                 continue
             # Evictions may take long, for example because of a slow webhook.
-            self.cancel.check()
-            before = self._attempts.pop(pod.uid, _Attempt()).error
+            self.attempt.cancel.check()
+            before = self._by_uid.pop(pod.uid, _PodResult()).error
             failure: errors.ClusterError | None = None
             try:
                 response = act(pod)
@@ -335,14 +340,14 @@ class Evictions:
                 why = f"{fails} {verb} it ({reason})"
                 pause_s = max(_RETRY_S, error.retry_after_s or 0.0)
             blocked[pod.key] = why
-            not_before_s = self.deps.clock.monotonic() + pause_s
-            self._attempts[pod.uid] = _Attempt(not_before_s=not_before_s, why=why, error=failure)
+            not_before_s = self._now_s() + pause_s
+            self._by_uid[pod.uid] = _PodResult(not_before_s=not_before_s, why=why, error=failure)
         return blocked
 
     def _why_paused(self, pod: pod_object.Pod) -> str | None:
         """Return why a pod was refused, until the server's requested pause is over."""
-        last = self._last_attempt(pod)
-        return last.why if self.deps.clock.monotonic() < last.not_before_s else None
+        last = self._result_of(pod)
+        return last.why if self._now_s() < last.not_before_s else None
 
     def _remove(self, current: _Round, pod: pod_object.Pod) -> evictions.EvictionResponse:
         """Evict a pod, or delete it by force, and count it, also if the answer is lost."""
@@ -354,18 +359,18 @@ class Evictions:
         response = evictions.EvictionResponse(answer=evictions.Eviction.ACCEPTED)
         try:
             if current.is_forced:
-                self.deps.workloads.delete(pod)
+                self.attempt.deps.workloads.delete(pod)
                 _log.warning("pod_deleted_by_force", pod=pod.key)
             else:
-                response = self.deps.workloads.evict(pod)
+                response = self.attempt.deps.workloads.evict(pod)
         except errors.ClusterError as error:
             if error.may_be_done:
-                self.returning.record_removed(pod)
+                self._returning.record_removed(pod)
                 self._count_evicted(pod, is_forced=current.is_forced)
             raise
         if response.answer is not evictions.Eviction.BLOCKED:
-            self._attempts[pod.uid] = _Attempt(is_done=True)
-            self.returning.record_removed(pod)
+            self._by_uid[pod.uid] = _PodResult(is_done=True)
+            self._returning.record_removed(pod)
             if not current.is_forced:
                 _log.info("pod_evicted", pod=pod.key, answer=response.answer.value)
         if response.answer is evictions.Eviction.ACCEPTED:
@@ -374,7 +379,8 @@ class Evictions:
 
     def _enter(self, message: str) -> None:
         """Publish which pods go next, and record it as ``_record_eviction``."""
-        self.recorder.enter(run_status.Phase.DRAIN, message, is_draining=True, has_evicted=True)
+        enter = self.attempt.recorder.enter
+        enter(run_status.Phase.DRAIN, message, is_draining=True, has_evicted=True)
 
     def _record_eviction(self) -> None:
         """Record before the first eviction that the run costs pods.
@@ -382,16 +388,16 @@ class Evictions:
         The record decides whether the node stays tainted, and whether a failure of the run counts.
         It comes first, because the agent may be killed, or the answer to the eviction be lost.
         """
-        journal = self.recorder.journal
+        journal = self.attempt.journal
         if not (journal.is_draining and journal.has_evicted):
-            self.recorder.publish(is_draining=True, has_evicted=True)
+            self.attempt.recorder.publish(is_draining=True, has_evicted=True)
 
     def _count_evicted(self, pod: pod_object.Pod, *, is_forced: bool) -> None:
         if is_forced and pod.key not in self.forced:
             self.forced += (pod.key,)
         if pod.uid not in self._evicted:
             self._evicted[pod.uid] = pod
-            self.deps.telemetry.pod_evicted()
+            self.attempt.deps.telemetry.pod_evicted()
 
 
 def _names(pods: Sequence[pod_object.Pod]) -> str:
