@@ -17,14 +17,13 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
 
 from mig_manager.adapters import host
 from mig_manager.adapters.nvml import library as nvml
 from mig_manager.adapters.nvml import nvml_gpus, observe, worker_client
 from mig_manager.core import ports, steps
 from mig_manager.core.planner import planner
-from mig_manager.sandbox.driver import simulated_nvml, simulated_worker, states
+from mig_manager.sandbox.driver import simulated_nvml, simulated_worker, state_file, states
 from testkit import matrix, nvml_faults
 
 CHANGES = frozenset(
@@ -230,7 +229,7 @@ def start_up_s(repeats: int) -> float:
     """Return how long a worker takes to start; median."""
     times_s: list[float] = []
     with _folder() as path:
-        simulated_nvml.create("a30", path)
+        state_file.SharedState(path).create("a30")
         command = worker_client.worker_command(program=simulated_worker.program(path))
         for _ in range(repeats):
             gpus = worker_client.WorkerGpus(command=command, timeout_s=60.0)
@@ -247,11 +246,11 @@ def measured_query_s() -> float:
     rounds: list[float] = []
 
     class TimedLibrary(nvml_faults.CountingLibrary):
-        def _call(self, *args: Any) -> int:
+        def _answer(self, attempt: simulated_nvml.RunningCall) -> int:
             nonlocal spent
             since = time.perf_counter()
             try:
-                return super()._call(*args)
+                return super()._answer(attempt)
             finally:
                 spent += time.perf_counter() - since
 

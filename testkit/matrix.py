@@ -8,7 +8,7 @@ from mig_manager.adapters import host
 from mig_manager.adapters.nvml import nvml_gpus
 from mig_manager.core import model, profile_name
 from mig_manager.core.planner import planner
-from mig_manager.sandbox.driver import simulated_nvml, states
+from mig_manager.sandbox.driver import simulated_nvml, state_file, states
 from testkit import nvml_faults
 
 Devices = Mapping[str, int] | None  # a GPU's devices by profile; None: its MIG is off
@@ -40,7 +40,7 @@ class Transition:
 
 def prepare(transition: Transition, path: pathlib.Path) -> states.MachineState:
     """Simulate the node in the layout before the transition; return its state."""
-    simulated_nvml.create(f"{len(transition.before)}x{transition.product}", path)
+    state_file.SharedState(path).create(f"{len(transition.before)}x{transition.product}")
     nvml_faults.install(path)
     try:
         gpus = nvml_gpus.NvmlGpus(clock=host.SystemClock())

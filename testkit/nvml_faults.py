@@ -15,9 +15,8 @@ import pathlib
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
-from mig_manager.sandbox.driver import calls, simulated_nvml, state_file, states, transitions
+from mig_manager.sandbox.driver import simulated_nvml, state_file, states, transitions
 
 _FAULTS = "faults"
 _LOG = "calls"
@@ -242,14 +241,18 @@ class CountingLibrary(InstrumentedLibrary):
         self._counts_lock = threading.Lock()
         self._alterations = alterations or {}
 
-    def _call(self, name: str, function: calls.Function, arguments: tuple[Any, ...]) -> int:
+    def _answer(self, attempt: simulated_nvml.RunningCall) -> int:
+        name, function = attempt.name, attempt.function
         with self._counts_lock:
             self.counts[name] += 1
-        call = super()._call
+        answer = super()._answer
         alter = self._alterations.get(name)
         if alter is None:
-            return call(name, function, arguments)
-        return alter(lambda *changed: call(name, function, changed), *arguments)
+            return answer(attempt)
+        return alter(
+            lambda *changed: answer(simulated_nvml.RunningCall(name, function, changed)),
+            *attempt.rest,
+        )
 
 
 def install(

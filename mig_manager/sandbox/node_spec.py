@@ -32,7 +32,7 @@ _NOT_QUERIES = {*_FIELDS, "nvmlShutdown", "nvmlEventSetWait_v2"}
 class SimulatedNode(NamedTuple):
     """A node to simulate."""
 
-    spec: str  # for ``simulated_nvml.create``
+    spec: str  # for ``SharedState.create``
     latency: states.Latency
 
 

@@ -19,7 +19,7 @@ from mig_manager.core.objects import pod_object, well_known
 from mig_manager.core.records import run_status
 from mig_manager.sandbox import guard, machines
 from mig_manager.sandbox.apiserver import server as api_server
-from mig_manager.sandbox.driver import simulated_nvml, states
+from mig_manager.sandbox.driver import simulated_nvml, state_file, states
 from mig_manager.sandbox.node import cluster_view, manifests, objects, sandbox_node
 
 NODE_NAME = "sandbox"
@@ -107,7 +107,7 @@ class Stage:
         for index, machine in enumerate(self.machines):
             seed = machine.name if index else ""
             driver = states.Options(latency=self._latency, seed=seed)
-            simulated_nvml.create(self._spec, machine.state_file, options=driver)
+            state_file.SharedState(machine.state_file).create(self._spec, options=driver)
         simulated_nvml.install(self.machine.state_file)
         exits.callback(simulated_nvml.load, None)
         server = self.connect(exits, folder)
@@ -118,7 +118,6 @@ class Stage:
             machine.start(exits, self.cluster, lambda error: self.fail(_no_room(error)))
             for machine in self.machines
         ]
-
         exits.callback(self.stop_agent)
         self.start_agent()
         for machine in self.machines[1:]:

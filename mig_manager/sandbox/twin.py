@@ -11,7 +11,6 @@ from mig_manager.catalogue import hardware
 from mig_manager.core import model
 from mig_manager.core.acceptance import surveys
 from mig_manager.sandbox.driver import (
-    simulated_nvml,
     simulated_worker,
     state_file,
     states,
@@ -80,8 +79,9 @@ def _survey(
         path = pathlib.Path(folder) / "node.json"
         virtualization = next((gpu["virtualization"] for gpu in captured), "none")
         options = states.Options(virtualization=model.Virtualization(virtualization))
-        simulated_nvml.create("+".join(product.key for product in products), path, options=options)
-        state_file.SharedState(path).update(lambda node: _in_modes(node, captured))
+        state = state_file.SharedState(path)
+        state.create("+".join(product.key for product in products), options)
+        state.update(lambda node: _in_modes(node, captured))
         command = worker_client.worker_command(program=simulated_worker.program(path))
         return worker_client.WorkerGpus(command=command, timeout_s=timeout_s).survey()
 

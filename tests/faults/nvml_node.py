@@ -14,7 +14,7 @@ from mig_manager.adapters.nvml import nvml_gpus
 from mig_manager.agent import outcomes
 from mig_manager.core import ports
 from mig_manager.core.records import run_status
-from mig_manager.sandbox.driver import simulated_nvml
+from mig_manager.sandbox.driver import state_file
 from testkit import nvml_faults
 from tests.rigs import layout_table
 from tests.rigs.driver import nvml_codes
@@ -73,7 +73,7 @@ class StruckNode:
 
     def __init__(self, change: NvmlChange, path: pathlib.Path) -> None:
         self.change = change
-        simulated_nvml.create(change.spec, path)
+        state_file.SharedState(path).create(change.spec)
         self.state = nvml_faults.SharedState(path)
         self.gpus: ports.Gpus = nvml_gpus.NvmlGpus(in_use_timeout_s=5.0, clock=fakes.FakeClock())
         self._start = self.state.read()

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from mig_manager.sandbox.driver import simulated_nvml, states, transitions
+from mig_manager.sandbox.driver import state_file, states, transitions
 from testkit import nvidia_smi, nvml_faults
 from tests.rigs.driver import c_library
 from tests.rigs.node import simulated_rig
@@ -46,8 +46,8 @@ class GpuDriver:
     ) -> None:
         self._folder = folder
         state = folder.parent / "gpus.json"
-        simulated_nvml.create(
-            spec, state, options=states.Options(latency=latency or states.Latency())
+        state_file.SharedState(state).create(
+            spec, options=states.Options(latency=latency or states.Latency())
         )
         self.gpus = nvml_faults.SharedState(state)
         self._clients: dict[str, list[states.Client]] = {}

@@ -14,7 +14,7 @@ from mig_manager.cli.toolkit import parser
 from mig_manager.core import model
 from mig_manager.core.files import yaml_tree
 from mig_manager.core.records import journals
-from mig_manager.sandbox.driver import simulated_nvml, states
+from mig_manager.sandbox.driver import state_file, states
 from tests.rigs.node import fakes, samples
 from tests.rigs.shell.commandline import ONE_LAYOUT, SPEC, Answer, Shell
 
@@ -490,7 +490,7 @@ def test_plan_and_apply_on_a_vgpu_host_name_the_remedy(
 ) -> None:
     path = tmp_path / "gpus.json"
     host = states.Options(virtualization=model.Virtualization.HOST)
-    simulated_nvml.create("2xA100-SXM4-40GB", path, options=host)
+    state_file.SharedState(path).create("2xA100-SXM4-40GB", options=host)
     remedy = "GPU 0-1; stop the machines with vGPUs"
 
     planned = shell("plan", "all-1g.5gb", "--simulate-state", str(path))

@@ -6,7 +6,7 @@ import pytest
 
 from mig_manager.core import gpu_processes
 from mig_manager.core.answers import gpu_answers
-from mig_manager.sandbox.driver import simulated_nvml, states
+from mig_manager.sandbox.driver import state_file, states
 from testkit import nvml_faults
 from tests.rigs.shell import commandline
 
@@ -17,7 +17,7 @@ POD = "0a1b2c3d-0a1b-0a1b-0a1b-0a1b2c3d4e5f"
 def state(shell: commandline.Shell, tmp_path: pathlib.Path) -> nvml_faults.SharedState:
     """Two GPUs that the shell simulates."""
     path = tmp_path / "gpus.json"
-    simulated_nvml.create("2xA100-SXM4-40GB", path)
+    state_file.SharedState(path).create("2xA100-SXM4-40GB")
     shell.environ["MIG_MANAGER_SIMULATE_STATE"] = str(path)
     return nvml_faults.SharedState(path)
 

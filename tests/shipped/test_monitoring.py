@@ -21,7 +21,7 @@ from mig_manager.core.partitioning.decision import decisions
 from mig_manager.core.planner import planner
 from mig_manager.core.records import run_status
 from mig_manager.partitioner import metrics as partitioner_metrics
-from mig_manager.sandbox.driver import simulated_nvml, simulated_worker
+from mig_manager.sandbox.driver import simulated_worker, state_file
 from testkit import nvml_faults
 from tests.rigs import programs
 from tests.rigs.node import agents, fakes, nodes
@@ -56,7 +56,7 @@ def fill_metrics(agent_metrics: metrics.AgentMetrics, state: pathlib.Path) -> No
     pipeline.run("all-1g.5gb", fakes.FakeRequest(node.clock))
     with pytest.raises(errors.Superseded):
         pipeline.run("all-disabled", fakes.FakeRequest(node.clock, ends_at=1, is_replaced=True))
-    simulated_nvml.create("2xA100-SXM4-40GB", state)
+    state_file.SharedState(state).create("2xA100-SXM4-40GB")
     command = worker_client.worker_command(program=simulated_worker.program(state))
     gpus = worker_client.WorkerGpus(command=command, timeout_s=60.0, telemetry=agent_metrics)
     before = gpus.observe()

@@ -98,10 +98,9 @@ def cause(reason: str, message: str, *, field: str = "") -> Object:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Resource:
-    """One kind of object and its paths."""
+    """One kind of object, in version ``v1`` of its group, and its paths."""
 
     group: str = ""
-    version: str = "v1"
     plural: str
     kind: str
     is_namespaced: bool = True
@@ -113,7 +112,7 @@ class Resource:
     @property
     def api_version(self) -> str:
         """``v1`` or ``group/version``."""
-        return f"{self.group}/{self.version}" if self.group else self.version
+        return f"{self.group}/v1" if self.group else "v1"
 
     @property
     def qualified(self) -> str:
@@ -209,10 +208,9 @@ REVIEW = ("authorization.k8s.io", "selfsubjectaccessreviews")
 """Group and plural of the only kind that is answered without being stored."""
 
 
-def find(group: str, version: str, plural: str) -> Resource | None:
-    """Return the resource of a group, version and plural; None if not served."""
-    key = (group, version, plural)
-    return next((r for r in RESOURCES if (r.group, r.version, r.plural) == key), None)
+def find(group: str, plural: str) -> Resource | None:
+    """Return the resource of a group and plural; None if not served."""
+    return next((r for r in RESOURCES if (r.group, r.plural) == (group, plural)), None)
 
 
 # -- discovery --------------------------------------------------------------------------------

@@ -57,9 +57,9 @@ def parse(method: str, path: str, query: Mapping[str, str]) -> RequestInfo | Non
 
 def _target(parts: list[str]) -> RequestTarget | None:
     match parts:
-        case ["api", version, *rest]:
+        case ["api", "v1", *rest]:
             group = ""
-        case ["apis", group, version, *rest]:
+        case ["apis", group, "v1", *rest]:
             pass
         case _:
             return None
@@ -70,7 +70,7 @@ def _target(parts: list[str]) -> RequestTarget | None:
             namespace = ""
         case _:
             return None
-    resource = kinds.find(group, version, plural)
+    resource = kinds.find(group, plural)
     if resource is None or (namespace and not resource.is_namespaced):
         return None
     name, subresource, *more = [*rest, "", ""]

@@ -17,17 +17,6 @@ from mig_manager.sandbox.driver import calls, device_functions, state_file, stat
 from mig_manager.sandbox.driver import mig_functions as _mig_functions  # noqa: F401 - registers
 
 
-def create(spec: str, path: pathlib.Path, *, options: states.Options | None = None) -> None:
-    """Create a freshly booted node such as ``4xH100+2xA30``, unless the file has it already.
-
-    Lock files appear beside the file. An existing node keeps its options.
-
-    Raises:
-        UsageError: The spec is malformed, or the file holds a node with other GPUs.
-    """
-    state_file.SharedState(path).create(spec, options or states.Options())
-
-
 def install(path: pathlib.Path) -> "SimulatedLibrary":
     """Replace pynvml's library by a simulated one, in this process.
 
@@ -67,10 +56,7 @@ class SimulatedLibrary:
                 function = None
         if function is None:
             raise AttributeError(f"undefined symbol: {name}")
-        return lambda *arguments: self._call(name, function, arguments)
-
-    def _call(self, name: str, function: calls.Function, arguments: tuple[Any, ...]) -> int:
-        return self._answer(RunningCall(name, function, arguments))
+        return lambda *arguments: self._answer(RunningCall(name, function, arguments))
 
     def _answer(self, attempt: "RunningCall") -> int:
         """Run a call and return its code."""

@@ -39,13 +39,15 @@ class SharedState:
         self._cached: tuple[Version, states.MachineState] | None = None
         """The last state read or written."""
 
-    def create(self, spec: str, options: states.Options) -> None:
-        """Write the state of a freshly booted node, unless the file exists.
+    def create(self, spec: str, options: states.Options | None = None) -> None:
+        """Write the state of a freshly booted node such as ``4xH100+2xA30``.
+
+        If the file exists, its node keeps its state and options. Lock files appear beside it.
 
         Raises:
             UsageError: The spec is malformed, or the file holds a node with other GPUs.
         """
-        node = states.first_boot(spec, options)
+        node = states.first_boot(spec, options or states.Options())
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self._exclusively("lock"):
             if not self.path.exists():
@@ -96,11 +98,6 @@ class SharedState:
     def boards(self) -> tuple[states.Board, ...]:
         """The constant properties of the GPUs, ascending by index."""
         return states.boards_of(self.read())
-
-    @property
-    def products(self) -> tuple[str, ...]:
-        """The product names of the GPUs, ascending by index."""
-        return tuple(each.product.name for each in self.boards)
 
     @property
     def boot_id(self) -> str:

@@ -9,7 +9,7 @@ from mig_manager.sandbox.node import objects
 
 
 def gpu_pod(
-    name: str, resource: str, *, labels: Mapping[str, str] | None = None, grace_s: int = 30
+    name: str, resource: str, *, labels: Mapping[str, str] | None = None
 ) -> objects.JsonObject:
     """Return the manifest of a pod that requests one device of a resource."""
     container = {
@@ -21,11 +21,7 @@ def gpu_pod(
         "apiVersion": "v1",
         "kind": "Pod",
         "metadata": {"name": name, "namespace": "default", "labels": dict(labels or {})},
-        "spec": {
-            "containers": [container],
-            "terminationGracePeriodSeconds": grace_s,
-            "schedulerName": "default-scheduler",
-        },
+        "spec": {"containers": [container]},
     }
 
 

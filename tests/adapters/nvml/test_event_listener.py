@@ -16,7 +16,7 @@ from structlog.typing import EventDict
 from mig_manager.adapters.host import subprocesses
 from mig_manager.adapters.nvml import event_listener, worker_client
 from mig_manager.core import timing
-from mig_manager.sandbox.driver import simulated_nvml, simulated_worker, states
+from mig_manager.sandbox.driver import simulated_worker, state_file, states
 from testkit import nvml_faults
 from tests.rigs import waiting
 from tests.rigs.host import processes
@@ -133,7 +133,9 @@ DESTROY = "pynvml.nvmlGpuInstanceDestroy(pynvml.nvmlDeviceGetGpuInstanceById(dev
 @pytest.fixture
 def node(tmp_path: pathlib.Path, mig_events: states.MigEvents) -> ListenedNode:
     path = tmp_path / "state"
-    simulated_nvml.create("2xa100-sxm4-40gb", path, options=states.Options(mig_events=mig_events))
+    state_file.SharedState(path).create(
+        "2xa100-sxm4-40gb", options=states.Options(mig_events=mig_events)
+    )
     return ListenedNode(path)
 
 
@@ -225,7 +227,7 @@ def test_a_driver_that_is_loaded_later_is_listened_to_then(tmp_path: pathlib.Pat
         waiting.until(
             lambda: bool(rig.entries("gpu_listener_ended")), "the end of the listener in the log"
         )
-        simulated_nvml.create("a30", node.path)
+        state_file.SharedState(node.path).create("a30")
         rig.until_listening()
         rig.until_called(1)
     (end,) = rig.entries("gpu_listener_ended")

@@ -14,7 +14,7 @@ from mig_manager.core import model, ports
 from mig_manager.core.objects import well_known
 from mig_manager.core.records import run_status
 from mig_manager.reasons import Reason
-from mig_manager.sandbox.driver import simulated_nvml, states
+from mig_manager.sandbox.driver import simulated_nvml, state_file, states
 from testkit import nvidia_smi, nvml_faults
 from tests.rigs.driver import nvml_codes
 from tests.rigs.host import proc_tree
@@ -47,7 +47,7 @@ class ModeRig(simulated_rig.SimulatedRig):
 
     def __init__(self, folder: pathlib.Path, spec: str, options: states.Options) -> None:
         path = folder / "state"
-        simulated_nvml.create(spec, path, options=options)
+        state_file.SharedState(path).create(spec, options=options)
         nvml_faults.install(path)
         super().__init__(nvml_faults.SharedState(path))
         self.advance()

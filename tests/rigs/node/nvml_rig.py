@@ -16,7 +16,7 @@ from mig_manager import errors
 from mig_manager.adapters.nvml import nvml_gpus
 from mig_manager.catalogue import hardware
 from mig_manager.core import model, profile_name, steps
-from mig_manager.sandbox.driver import simulated_nvml, states
+from mig_manager.sandbox.driver import simulated_nvml, state_file, states
 from testkit import nvml_faults
 from tests.rigs.node import fakes
 
@@ -89,7 +89,7 @@ def booted(
     faults: Sequence[nvml_faults.Fault] = (),
     alterations: Mapping[str, nvml_faults.Alteration] | None = None,
 ) -> Iterator[NvmlRig]:
-    simulated_nvml.create(spec, path, options=options)
+    state_file.SharedState(path).create(spec, options=options)
     library = nvml_faults.install(path, alterations)
     for fault in faults:
         library.state.add_fault(fault)

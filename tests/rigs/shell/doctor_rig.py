@@ -9,7 +9,7 @@ from mig_manager.cli import registry
 from mig_manager.cli.doctor import doctor_facts, doctor_report, doctor_settings, examination
 from mig_manager.cli.toolkit import console, parser
 from mig_manager.core import model
-from mig_manager.sandbox.driver import simulated_nvml, states
+from mig_manager.sandbox.driver import state_file, states
 from testkit import nvml_faults
 from tests.rigs.driver import gpus_in_process
 
@@ -56,7 +56,7 @@ class DoctorRig:
 
     def create(self, **options: object) -> "DoctorRig":
         simulation = dataclasses.replace(states.Options(), **options)  # type: ignore[arg-type]
-        simulated_nvml.create(SPEC, self.path, options=simulation)
+        state_file.SharedState(self.path).create(SPEC, options=simulation)
         return self
 
     def settings(self, *argv: str, **changes: object) -> doctor_settings.DoctorSettings:

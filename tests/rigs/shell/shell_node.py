@@ -7,7 +7,7 @@ import pathlib
 import subprocess
 import sys
 
-from mig_manager.sandbox.driver import simulated_nvml, states
+from mig_manager.sandbox.driver import state_file, states
 from testkit import nvml_faults
 from tests.rigs import waiting
 from tests.rigs.node import local_rig, simulated_rig
@@ -34,7 +34,7 @@ class ShellNode:
         self.layouts = folder / "layouts.yaml"
         self.layouts.write_text(layouts, encoding="utf-8")
         self.path = folder / "node.json"
-        simulated_nvml.create(spec, self.path, options=options)
+        state_file.SharedState(self.path).create(spec, options=options)
         self.state = nvml_faults.SharedState(self.path)
         self.journal = self.state.beside("journal")
         if active:

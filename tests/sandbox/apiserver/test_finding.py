@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from mig_manager.adapters.host import programs
-from mig_manager.sandbox.driver import simulated_nvml, states
+from mig_manager.sandbox.driver import state_file, states
 from testkit import nvidia_smi, nvml_faults
 from tests.rigs.driver import c_library
 
@@ -52,7 +52,7 @@ def shell(tmp_path: pathlib.Path) -> FoundMachine:
 def node(folder: pathlib.Path, **options: object) -> pathlib.Path:
     """Return the state of a new node with one GPU."""
     path = folder / "node.json"
-    simulated_nvml.create("a100-sxm4-40gb", path, options=states.Options(**options))  # type: ignore[arg-type]
+    state_file.SharedState(path).create("a100-sxm4-40gb", options=states.Options(**options))  # type: ignore[arg-type]
     return path
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pynvml
 import pytest
 
-from mig_manager.sandbox.driver import calls, simulated_nvml
+from mig_manager.sandbox.driver import calls, state_file
 from testkit import nvml_faults
 from tests.rigs import programs
 from tests.rigs.cluster import kubelet_rig
@@ -44,7 +44,7 @@ def shell(tmp_path: pathlib.Path) -> Iterator[commandline.Shell]:
 @pytest.fixture
 def state(tmp_path: pathlib.Path) -> pathlib.Path:
     path = tmp_path / "node.json"
-    simulated_nvml.create("2xA100-SXM4-40GB", path)
+    state_file.SharedState(path).create("2xA100-SXM4-40GB")
     return path
 
 

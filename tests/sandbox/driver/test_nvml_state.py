@@ -15,7 +15,7 @@ import pynvml
 import pytest
 
 from mig_manager import errors
-from mig_manager.sandbox.driver import simulated_nvml, states
+from mig_manager.sandbox.driver import simulated_nvml, state_file, states
 from testkit import nvml_faults
 from tests.rigs.node import nvml_rig
 
@@ -40,7 +40,7 @@ def boot(
     path: pathlib.Path, spec: str = "A100", *, logs_calls: bool = False, **options: Any
 ) -> nvml_faults.SharedState:
     """Boot a node, open NVML on it and switch MIG on everywhere."""
-    simulated_nvml.create(spec, path, options=states.Options(**options))
+    state_file.SharedState(path).create(spec, options=states.Options(**options))
     library = nvml_faults.install(path)
     library.state.log_calls(is_on=logs_calls)
     pynvml.nvmlInit()
@@ -75,9 +75,9 @@ def created_at_once(path: pathlib.Path, *gpus: int) -> list[nvml_faults.Call]:
 def test_create_keeps_an_equal_node_and_refuses_a_different_one(path: pathlib.Path) -> None:
     boot(path, "2xA30", seed="first")
     before = path.read_bytes()
-    simulated_nvml.create("2xA30", path, options=states.Options(seed="second"))
+    state_file.SharedState(path).create("2xA30", options=states.Options(seed="second"))
     with pytest.raises(errors.UsageError, match="2xA30"):
-        simulated_nvml.create("4xA30", path)
+        state_file.SharedState(path).create("4xA30")
     assert path.read_bytes() == before
 
 

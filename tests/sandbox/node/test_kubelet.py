@@ -59,8 +59,8 @@ class Bench:
         )
 
     def create(self, *, node: str = "n1", grace_s: int = 30) -> None:
-        pod = manifests.gpu_pod("p1", _SMALL, grace_s=grace_s)
-        pod["spec"]["nodeName"] = node
+        pod = manifests.gpu_pod("p1", _SMALL)
+        pod["spec"] |= {"nodeName": node, "terminationGracePeriodSeconds": grace_s}
         self.cluster.create(_POD, pod)
 
     def pod(self) -> objects.JsonObject:
