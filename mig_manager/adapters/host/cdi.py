@@ -175,7 +175,7 @@ def _make(
         program = dataclasses.replace(program, variables=scratch)
     text = ""
     for arguments in steps:
-        done = programs.Programs().run(
+        done = programs.run(
             program,
             arguments,
             timeout_s=timeout_s,

@@ -137,7 +137,7 @@ class SmiReset:
                 f"{_TOOL}, which resets GPUs, is found neither with the driver nor on the host",
                 reason=_REASON,
             )
-        return self.tools.run(
+        return programs.run(
             program,
             arguments,
             timeout_s=timeout_s,

@@ -14,7 +14,7 @@ def read(tools: programs.Programs, selection: tuple[str, ...], *, timeout_s: flo
     program = tools.find("journalctl")
     if program is None:
         raise errors.HostError("journalctl is not found", reason=reasons.Reason.INTERNAL)
-    done = tools.run(
+    done = programs.run(
         program,
         ("--no-pager", "--quiet", "-o", "short-iso", "-n", str(_MAX_LINES), *selection),
         timeout_s=timeout_s,

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+from typing import Any
 
 import structlog
 
@@ -34,21 +35,15 @@ class Reboot:
 
     def check(self) -> None:
         """Raise HostError REBOOT_REQUIRED if ``request`` would be refused, as far as known."""
-        with self._session("asking systemd-logind for the right to reboot") as connection:
-            try:
-                (answer,) = connection.call(_LOGIND, "CanReboot")
-            except system_bus.CallRefused as error:
-                if error.name not in _ABSENT:
-                    raise
-            else:
-                if answer != "yes":
-                    raise errors.HostError(
-                        f"systemd-logind refuses to reboot the host: CanReboot is '{answer}'",
-                        reason=reasons.Reason.REBOOT_REQUIRED,
-                    )
-                return
-        with self._session("looking for systemd's reboot.target") as connection:
-            connection.call(systemd.MANAGER, "LoadUnit", "s", "reboot.target")
+        answer = self._call_logind("asking systemd-logind for the right to reboot", "CanReboot")
+        if answer is None:
+            with self._session("looking for systemd's reboot.target") as connection:
+                connection.call(systemd.MANAGER, "LoadUnit", "s", "reboot.target")
+        elif answer != ("yes",):
+            raise errors.HostError(
+                f"systemd-logind refuses to reboot the host: CanReboot is '{answer[0]}'",
+                reason=reasons.Reason.REBOOT_REQUIRED,
+            )
 
     def request(self, why: str) -> None:
         """Request a reboot that stops services in order, and return at once.
@@ -57,20 +52,25 @@ class Reboot:
             HostError: REBOOT_REQUIRED; names the program that refused it.
         """
         by = "systemd-logind"
-        with self._session("requesting a reboot from systemd-logind") as connection:
-            try:
-                connection.call(_LOGIND, "Reboot", "b", False)  # noqa: FBT003 - not interactive
-            except system_bus.CallRefused as error:
-                if error.name not in _ABSENT:
-                    raise
-                by = "systemd"
-        if by == "systemd":
+        doing = "requesting a reboot from systemd-logind"
+        if self._call_logind(doing, "Reboot", "b", False) is None:  # noqa: FBT003 - not interactive
+            by = "systemd"
             with self._session("requesting a reboot from systemd") as connection:
                 # As systemctl does. The manager's own Reboot() kills services at once.
                 connection.call(
                     systemd.MANAGER, "StartUnit", "ss", "reboot.target", "replace-irreversibly"
                 )
         _log.warning("reboot_requested", by=by, why=why)
+
+    def _call_logind(self, doing: str, method: str, *arguments: Any) -> tuple[Any, ...] | None:
+        """Call a method of logind; None on a host without logind."""
+        with self._session(doing) as connection:
+            try:
+                return connection.call(_LOGIND, method, *arguments)
+            except system_bus.CallRefused as error:
+                if error.name not in _ABSENT:
+                    raise
+        return None
 
     def _session(self, doing: str) -> contextlib.AbstractContextManager[system_bus.Connection]:
         refused = reasons.Reason.REBOOT_REQUIRED

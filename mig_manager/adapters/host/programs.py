@@ -154,7 +154,7 @@ class Finished:
 
 @dataclasses.dataclass(eq=False, repr=False, match_args=False)
 class Programs:
-    """Finds and runs programs; for any thread."""
+    """Finds programs; for any thread."""
 
     roots: Sequence[Root] = (Root(),)  # the roots to search, best first
     _: dataclasses.KW_ONLY
@@ -179,53 +179,53 @@ class Programs:
                 return Program(path=str(local_path), root=_TOP, variables=self.loader_variables)
         return None
 
-    def run(
-        self,
-        program: Program,
-        arguments: Sequence[str] = (),
-        *,
-        timeout_s: float,
-        reason: reasons.Reason,
-        max_output_bytes: int = MAX_OUTPUT_BYTES,
-        stdin: str = "",
-    ) -> Finished:
-        """Run a program; HostError with ``reason`` if it cannot be started or takes too long."""
-        line = " ".join((str(program), *arguments))
-        command: tuple[str, ...] = (program.path, *arguments)
-        environment = {**_ENVIRONMENT, **program.variables}
-        if program.root != _TOP:
-            # The variables are for the program: our interpreter cannot preload its library.
-            extra = [f"{name}={value}" for name, value in program.variables.items()]
-            python = (sys.executable, "-I", "-S", "-c", _CHROOT)
-            command = (*python, str(program.root), str(len(extra)), *extra, *command)
-            environment = _ENVIRONMENT
-        deadline_s = time.monotonic() + timeout_s
-        try:
-            outcome = subprocesses.run(
-                command,
-                environment=environment,
-                folder="/",
-                stdin=stdin,
-                is_late=lambda: time.monotonic() >= deadline_s,
-                keep=subprocesses.Keep(max_output_bytes, stderr_bytes=MAX_OUTPUT_BYTES),
-            )
-        except OSError as error:
-            why = error.strerror or error
-            raise errors.HostError(f"{line} cannot be run: {why}", reason=reason) from error
-        if outcome.status is None:
-            output = last_line(outcome.stderr)
-            raise errors.HostError(
-                f"{line} did not end within {timeout_s:g} s and was killed"
-                f"{f': {output}' if output else ''}",
-                reason=reason,
-            )
-        return Finished(
-            line=line,
-            status=outcome.status,
-            stdout=outcome.stdout,
-            is_cut=outcome.is_cut,
-            stderr=outcome.stderr,
+
+def run(
+    program: Program,
+    arguments: Sequence[str] = (),
+    *,
+    timeout_s: float,
+    reason: reasons.Reason,
+    max_output_bytes: int = MAX_OUTPUT_BYTES,
+    stdin: str = "",
+) -> Finished:
+    """Run a program; HostError with ``reason`` if it cannot be started or takes too long."""
+    line = " ".join((str(program), *arguments))
+    command: tuple[str, ...] = (program.path, *arguments)
+    environment = {**_ENVIRONMENT, **program.variables}
+    if program.root != _TOP:
+        # The variables are for the program: our interpreter cannot preload its library.
+        extra = [f"{name}={value}" for name, value in program.variables.items()]
+        python = (sys.executable, "-I", "-S", "-c", _CHROOT)
+        command = (*python, str(program.root), str(len(extra)), *extra, *command)
+        environment = _ENVIRONMENT
+    deadline_s = time.monotonic() + timeout_s
+    try:
+        outcome = subprocesses.run(
+            command,
+            environment=environment,
+            folder="/",
+            stdin=stdin,
+            is_late=lambda: time.monotonic() >= deadline_s,
+            keep=subprocesses.Keep(max_output_bytes, stderr_bytes=MAX_OUTPUT_BYTES),
         )
+    except OSError as error:
+        why = error.strerror or error
+        raise errors.HostError(f"{line} cannot be run: {why}", reason=reason) from error
+    if outcome.status is None:
+        output = last_line(outcome.stderr)
+        raise errors.HostError(
+            f"{line} did not end within {timeout_s:g} s and was killed"
+            f"{f': {output}' if output else ''}",
+            reason=reason,
+        )
+    return Finished(
+        line=line,
+        status=outcome.status,
+        stdout=outcome.stdout,
+        is_cut=outcome.is_cut,
+        stderr=outcome.stderr,
+    )
 
 
 def roots(host: "host_settings.HostRoots") -> tuple[Root, ...]:

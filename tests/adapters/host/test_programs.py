@@ -28,7 +28,7 @@ def run(
     """Run a shell script as a program that was found below a root, without a change of root."""
     write_script(root / "tool", script)
     program = programs.Program(path=str(root / "tool"), root=pathlib.Path("/"))
-    return programs.Programs().run(
+    return programs.run(
         program,
         arguments,
         timeout_s=timeout_s,
@@ -157,7 +157,7 @@ def test_a_missing_program_and_a_file_that_is_no_program_are_reported(
     for name, why in (("none", "No such file"), ("noise", "Exec format error")):
         program = programs.Program(path=str(tmp_path / name), root=pathlib.Path("/"))
         with pytest.raises(errors.HostError, match=f"{name} --help cannot be run: {why}"):
-            programs.Programs().run(program, ["--help"], timeout_s=5.0, reason=WHY)
+            programs.run(program, ["--help"], timeout_s=5.0, reason=WHY)
 
 
 def test_a_driver_that_an_installer_put_aside_brings_its_library_along(
@@ -191,7 +191,7 @@ def test_a_program_sees_the_root_it_was_found_in(tmp_path: pathlib.Path) -> None
     (root / "etc/name").write_text("the driver's\n")
     search = programs.Programs((programs.Root(path=root),))
 
-    done = search.run(
+    done = programs.run(
         program_of(search, "nvidia-smi"), ["--gpu-reset"], timeout_s=20.0, reason=WHY, stdin="in\n"
     )
 
@@ -210,7 +210,7 @@ def test_a_driver_below_the_hosts_root_brings_its_library_along(tmp_path: pathli
     root_filesystems.library(driver / "usr/lib64/libnvidia-ml.so.1")
     search = programs.Programs((programs.Root(path=root, driver="/run/nvidia/driver"),))
 
-    done = search.run(program_of(search, "nvidia-smi"), timeout_s=20.0, reason=WHY)
+    done = programs.run(program_of(search, "nvidia-smi"), timeout_s=20.0, reason=WHY)
 
     assert done.stdout == "/run/nvidia/driver/usr/lib64/libnvidia-ml.so.1\n"
 
@@ -225,9 +225,9 @@ def test_program_below_a_root_is_killed_if_hung_or_reported_if_missing(
     program = program_of(search, "hangs")
 
     with pytest.raises(errors.HostError, match=f"hangs below {root} did not end within 1 s"):
-        search.run(program, timeout_s=1.0, reason=WHY)
+        programs.run(program, timeout_s=1.0, reason=WHY)
     (root / "usr/bin/hangs").unlink()
-    done = search.run(program, timeout_s=20.0, reason=WHY)
+    done = programs.run(program, timeout_s=20.0, reason=WHY)
 
     assert done.failure(WHY).message.endswith(
         f"cannot run /usr/bin/hangs below {root}: No such file or directory"
