@@ -35,15 +35,14 @@ class GpuStepExecutor:
     """
 
     plan: steps.GpuPlan
-    observed: dataclasses.InitVar[model.Gpu | None]
+    observed: model.Gpu | None
+    """The GPU before; None once its mode has changed, and its facts with it."""
     in_use_timeout_s: float  # for all steps together, from the first one in use
     clock: timing.Clock
     proc_root: pathlib.Path | None
     driver_roots: Sequence[str]
     """Where the driver's capability files may be, if not in ``proc_root``."""
     on_step: Callable[[int], None] | None = None  # called with the GPU's index after each step
-    _known_facts: model.Gpu | None = dataclasses.field(init=False)
-    """The GPU as observed before; None once its mode has changed, and its facts with it."""
     _give_up_s: float | None = dataclasses.field(default=None, init=False)
     _device: gpu_device.Device | None = dataclasses.field(default=None, init=False)
     _by_id: dict[int, gpu_device.GpuInstanceRef] = dataclasses.field(
@@ -57,9 +56,6 @@ class GpuStepExecutor:
         default_factory=dict, init=False
     )
     """Slices and placement of all compute instances, by the id of their GPU instance."""
-
-    def __post_init__(self, observed: model.Gpu | None) -> None:
-        self._known_facts = observed
 
     def run(self) -> model.Gpu:
         """Execute the steps; return the GPU as it is then.
@@ -80,8 +76,8 @@ class GpuStepExecutor:
                 if self.on_step is not None:
                     self.on_step(self.plan.gpu_index)
             try:
-                if self._known_facts is not None:
-                    return observe.update(self._known_facts, self._open())
+                if self.observed is not None:
+                    return observe.update(self.observed, self._open())
                 return observe.in_full(self.plan.gpu_index, self.plan.gpu_uuid, self._open())
             except errors.HardwareError as error:
                 error.begin_with(str(self.plan), doing="cannot observe the result")
@@ -140,9 +136,7 @@ class GpuStepExecutor:
 
     def _open(self) -> gpu_device.Device:
         if self._device is None:
-            self._device = gpu_device.find(
-                self.plan.gpu_index, self.plan.gpu_uuid, self._known_facts
-            )
+            self._device = gpu_device.find(self.plan.gpu_index, self.plan.gpu_uuid, self.observed)
             if self.proc_root is not None:
                 # Each time, because a change of MIG mode may change it (nvml.h).
                 minor = self._device.minor()
@@ -220,7 +214,7 @@ class GpuStepExecutor:
             # A switch, also a failed one, may detach and attach the GPU again, which can change
             # its handle (nvml.h) and its profiles.
             self._device = None
-            self._known_facts = None
+            self.observed = None
             self._clear()
         _require_mode(self._open(), step.mode, activation)
 
