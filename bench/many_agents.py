@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 import urllib3
 
-from mig_manager.adapters.host import log, process
+from mig_manager.adapters.host import line_writer, log, process
 from mig_manager.adapters.kubernetes import api
 from mig_manager.core.objects import well_known
 from mig_manager.core.records import run_status
@@ -37,7 +37,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--nodes", type=int, default=200, help="how many (default: 200)")
     count = parser.parse_args().nodes
-    log.configure(level="error", is_json=False, stream=sys.stderr)
+    log.configure(level="error", is_json=False, lines=line_writer.LineWriter(sys.stderr))
     with tempfile.TemporaryDirectory(prefix="mig-") as name:
         folder = pathlib.Path(name)
         server = envtest.EnvtestServer(envtest.assets(), folder)

@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from mig_manager.adapters.host import log
+from mig_manager.adapters.host import line_writer, log
 from testkit import bounds, day, day_layouts
 from tests.cluster import device_watch, pods_of_a_day, sandbox_nodes
 from tests.rigs.cluster import api_servers, audit, envtest
@@ -62,7 +62,7 @@ def main() -> None:
     parser.add_argument("--results", type=pathlib.Path, help="folder for partitioner-day.json")
     parser.add_argument("--logs", type=pathlib.Path, help="folder for the logs of all programs")
     options = parser.parse_args()
-    log.configure(level="error", is_json=False, stream=sys.stderr)
+    log.configure(level="error", is_json=False, lines=line_writer.LineWriter(sys.stderr))
     names = [f"node-{number}" for number in range(1, options.nodes + 1)]
     jobs = day.jobs(
         seed=options.seed,

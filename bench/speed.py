@@ -14,7 +14,7 @@ import sys
 from collections.abc import Sequence
 
 from bench import planning, reconfiguration, transitions
-from mig_manager.adapters.host import log
+from mig_manager.adapters.host import line_writer, log
 from mig_manager.sandbox import node_spec
 from mig_manager.sandbox.driver import states
 from testkit import matrix
@@ -49,7 +49,7 @@ def main() -> None:
         "usual ones",
     )
     arguments = parser.parse_args()
-    log.configure(level="error", is_json=True, stream=sys.stderr)
+    log.configure(level="error", is_json=True, lines=line_writer.LineWriter(sys.stderr))
     parts = (arguments.only,) if arguments.only else _PARTS
     driver = states.REALISTIC
     if arguments.latencies is not None:

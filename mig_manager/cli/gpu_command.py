@@ -5,7 +5,7 @@ import itertools
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from mig_manager import errors, reasons
-from mig_manager.adapters.host import files, log, process
+from mig_manager.adapters.host import files, line_writer, process
 from mig_manager.change import local_journal
 from mig_manager.cli import gpu_access, gpu_settings
 from mig_manager.cli.toolkit import console, gpu_text
@@ -125,7 +125,7 @@ class GpuCommand(gpu_access.CommandAdapters):
     def warn(self, diagnostics: Iterable[yaml_diagnostics.Diagnostic | str]) -> None:
         """Write warnings, which systemd's journal marks as such."""
         for diagnostic in diagnostics:
-            self._terminal.note(f"warning: {diagnostic}", priority=log.Priority.WARNING)
+            self._terminal.note(f"warning: {diagnostic}", priority=line_writer.Priority.WARNING)
 
     def note_interrupted(self, planned: plans.Planned) -> None:
         """Say that a killed run left a change unfinished, which 'apply' undoes outside a plan."""

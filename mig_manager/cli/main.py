@@ -5,7 +5,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 
 from mig_manager import errors, reasons
-from mig_manager.adapters.host import log
+from mig_manager.adapters.host import line_writer
 from mig_manager.cli import go_spellings, registry
 from mig_manager.cli.toolkit import console, parser
 
@@ -42,7 +42,7 @@ def main(
     status = terminal.exit_status(
         lambda: _run(argv, terminal),
         remedy=lambda error: _remedy(error, argv),
-        priority=log.Priority.ERROR,
+        priority=line_writer.Priority.ERROR,
     )
     is_parted = program == _MIG_PARTED and status == console.UNUSABLE
     return console.FAILED if is_parted else status

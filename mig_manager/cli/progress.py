@@ -1,6 +1,6 @@
 """Show the progress of a change on a terminal."""
 
-from mig_manager.adapters.host import log
+from mig_manager.adapters.host import line_writer
 from mig_manager.core import messages, ports, steps
 
 
@@ -10,7 +10,7 @@ class Progress(ports.Telemetry):
     ``columns`` is the terminal's width; without a terminal it is 0, and nothing is shown.
     """
 
-    def __init__(self, remarks: log.LineWriter, columns: int) -> None:
+    def __init__(self, remarks: line_writer.LineWriter, columns: int) -> None:
         self._remarks = remarks
         self._columns = columns
         self._done: dict[int, int] = {}

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from mig_manager.adapters import host
-from mig_manager.adapters.host import log
+from mig_manager.adapters.host import line_writer, log
 from mig_manager.adapters.kubernetes import api
 from mig_manager.agent import agent_settings, main
 from mig_manager.core import ports
@@ -44,7 +44,7 @@ def serve(arguments: Arguments) -> int:
     output = os.open(arguments.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(output, 1)
     os.dup2(output, 2)
-    log.configure(level="info", is_json=False, stream=sys.stderr)
+    log.configure(level="info", is_json=False, lines=line_writer.LineWriter(sys.stderr))
     moments = strike_points.Moments(
         pathlib.Path(arguments.moments),
         strike_at=arguments.strike_at,

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mig_manager.adapters.host import log
+from mig_manager.adapters.host import line_writer
 from mig_manager.cli import progress
 from mig_manager.core import model, steps
 from tests.rigs.shell.shell_node import ShellNode
@@ -67,7 +67,7 @@ def test_a_pipe_gets_no_progress(tmp_path: pathlib.Path) -> None:
 def test_the_line_is_shorter_than_any_terminal(
     columns: int, totals: list[int], done: list[int]
 ) -> None:
-    shown = progress.Progress(log.LineWriter(io.StringIO()), columns)
+    shown = progress.Progress(line_writer.LineWriter(io.StringIO()), columns)
     plans = (
         steps.GpuPlan(gpu_uuid=f"GPU-{i}", gpu_index=i, steps=(_STEP,) * total, target=())
         for i, total in enumerate(totals)
@@ -82,7 +82,7 @@ def test_the_line_is_shorter_than_any_terminal(
 
 def test_a_remark_replaces_the_line_shown() -> None:
     stream = io.StringIO()
-    remarks = log.LineWriter(stream)
+    remarks = line_writer.LineWriter(stream)
 
     remarks.show("1 of 2 steps")
     remarks.put("warning")

@@ -13,7 +13,7 @@ import structlog
 
 from mig_manager import reasons
 from mig_manager.adapters import metric_registry
-from mig_manager.adapters.host import log
+from mig_manager.adapters.host import line_writer
 from mig_manager.agent.reports import gpu_metrics, run_metrics
 from mig_manager.core import model, ports
 from mig_manager.core.records import run_status
@@ -60,7 +60,7 @@ class AgentMetrics(ports.Telemetry):
         self._on_progress = on_progress
         self._now = now
         self._exposing = threading.Lock()
-        self._lines_counted = log.LineWriter.dropped
+        self._lines_counted = line_writer.LineWriter.dropped
         self._runs = run_metrics.RunMetrics(registry)
         self._evictions = counter("evictions", "Pods evicted.")
         self._lines_dropped = counter(
@@ -97,7 +97,7 @@ class AgentMetrics(ports.Telemetry):
         """Return all metrics in the text format 0.0.4."""
         with self._exposing:
             # Read the count here: a thread that drops a line must not wait.
-            dropped = log.LineWriter.dropped
+            dropped = line_writer.LineWriter.dropped
             self._lines_dropped.inc(dropped - self._lines_counted)
             self._lines_counted = dropped
         return self.registry.exposition()

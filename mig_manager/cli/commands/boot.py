@@ -68,7 +68,7 @@ class Settings(
 
 def run(settings: Settings, terminal: console.Console) -> int:
     """Restore the last verified layout, or the named one on a node without."""
-    from mig_manager.adapters.host import log
+    from mig_manager.adapters.host import line_writer
     from mig_manager.change import boot
     from mig_manager.cli import gpu_command
 
@@ -86,7 +86,7 @@ def run(settings: Settings, terminal: console.Console) -> int:
     if settings.repair is not node_settings.RepairPolicy.OFF:
         command.warn(result.faults)
     for problem in result.problems:
-        terminal.note(problem.message, remedy=problem.remedy, priority=log.Priority.ERROR)
+        terminal.note(problem.message, remedy=problem.remedy, priority=line_writer.Priority.ERROR)
     return status
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NoReturn, Protocol, TextIO, TypeVar
 
 from mig_manager import errors, reasons
 from mig_manager.adapters import host
-from mig_manager.adapters.host import log, process
+from mig_manager.adapters.host import line_writer, process
 from mig_manager.core import messages
 from mig_manager.core.display import bar
 from mig_manager.core.files import json_text
@@ -75,9 +75,11 @@ class Console:
     replace_adapter: ReplaceAdapter = keep
 
     @functools.cached_property
-    def remarks(self) -> log.LineWriter:
+    def remarks(self) -> line_writer.LineWriter:
         """Standard error for remarks and log lines: no write raises or blocks."""
-        return log.LineWriter(self.stderr, journal_stream=self.environ.get("JOURNAL_STREAM", ""))
+        return line_writer.LineWriter(
+            self.stderr, journal_stream=self.environ.get("JOURNAL_STREAM", "")
+        )
 
     @staticmethod
     def of_process(program: str = "mig-manager") -> "Console":
@@ -195,7 +197,11 @@ class Console:
         return config.parse(text, source="<stdin>", is_lenient=is_lenient)
 
     def note(
-        self, text: str, *, remedy: str = "", priority: log.Priority = log.Priority.NOTICE
+        self,
+        text: str,
+        *,
+        remedy: str = "",
+        priority: line_writer.Priority = line_writer.Priority.NOTICE,
     ) -> None:
         """Write a sentence, and the remedy below it; never raises."""
         style = bar.Style(columns=self.remark_columns)
@@ -210,7 +216,7 @@ class Console:
         self,
         error: errors.MigManagerError,
         remedy: str,
-        priority: log.Priority = log.Priority.NOTICE,
+        priority: line_writer.Priority = line_writer.Priority.NOTICE,
     ) -> None:
         """Write the message of an error, and the messages of its document's later errors."""
         *texts, last = error.message, *error.others
@@ -224,8 +230,10 @@ class Console:
         self, level: node_settings.LogLevel, *, is_debug: bool, is_json: bool = False
     ) -> None:
         """Write the log beside the remarks, from this level on or in full."""
+        from mig_manager.adapters.host import log  # noqa: PLC0415 - not for every command
+
         level = node_settings.LogLevel.DEBUG if is_debug else level
-        log.configure(level=level.value, is_json=is_json, stream=self.remarks)
+        log.configure(level=level.value, is_json=is_json, lines=self.remarks)
 
     def parse_command_line(self, parse: Callable[[], _Parsed]) -> _Parsed | None:
         """Parse a command line; None if it requests help, which argparse prints.
@@ -246,7 +254,7 @@ class Console:
         run: Callable[[], int],
         *,
         remedy: Callable[[errors.MigManagerError], str],
-        priority: log.Priority = log.Priority.NOTICE,
+        priority: line_writer.Priority = line_writer.Priority.NOTICE,
     ) -> int:
         """Run a command line, report its exception, and return its exit status."""
         try:

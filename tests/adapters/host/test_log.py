@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import structlog
 
-from mig_manager.adapters.host import log
+from mig_manager.adapters.host import line_writer, log
 from mig_manager.cli.toolkit import console
 from tests.rigs.shell import commandline, lost_stderr
 
@@ -25,9 +25,9 @@ def forgotten() -> Iterator[None]:
     commandline.forget()
 
 
-def writer_on(fd: int, *, journal_stream: str = "") -> log.LineWriter:
+def writer_on(fd: int, *, journal_stream: str = "") -> line_writer.LineWriter:
     stream = open(fd, "w", encoding="utf-8", closefd=False)  # noqa: SIM115 - a descriptor
-    return log.LineWriter(stream, journal_stream=journal_stream)
+    return line_writer.LineWriter(stream, journal_stream=journal_stream)
 
 
 def read_all(reader: int) -> str:
@@ -40,7 +40,7 @@ def read_all(reader: int) -> str:
 
 def logging_to(*, is_json: bool) -> io.StringIO:
     stream = io.StringIO()
-    log.configure(level="info", is_json=is_json, stream=stream)
+    log.configure(level="info", is_json=is_json, lines=line_writer.LineWriter(stream))
     return stream
 
 
@@ -113,14 +113,14 @@ def test_configuring_again_moves_the_lines_to_the_new_stream() -> None:
 
 @pytest.mark.parametrize("way", lost_stderr.WAYS)
 def test_unwritable_line_is_dropped_and_counted_without_an_error(way: str) -> None:
-    before = log.LineWriter.dropped
+    before = line_writer.LineWriter.dropped
     with lost_stderr.WAYS[way]() as stderr:
         lines = writer_on(stderr)
         lines.put("one")
-        log.configure(level="info", is_json=True, stream=lines)
+        log.configure(level="info", is_json=True, lines=lines)
         structlog.get_logger().warning("change_failed", reason="InUse")
 
-    assert log.LineWriter.dropped - before == 2
+    assert line_writer.LineWriter.dropped - before == 2
 
 
 def test_a_pipe_that_cannot_be_reopened_does_not_block_either(
@@ -129,13 +129,13 @@ def test_a_pipe_that_cannot_be_reopened_does_not_block_either(
     def refuse(*_: object) -> int:
         raise PermissionError
 
-    before = log.LineWriter.dropped
+    before = line_writer.LineWriter.dropped
     with lost_stderr.full_pipe() as (reader, writer):
         with monkeypatch.context() as patched:
             patched.setattr(os, "open", refuse)
             lines = writer_on(writer)
         lines.put("one")
-        assert log.LineWriter.dropped - before == 1
+        assert line_writer.LineWriter.dropped - before == 1
         read_all(reader)
         lines.put("two " * 2000)
         text = read_all(reader)
@@ -145,7 +145,7 @@ def test_a_pipe_that_cannot_be_reopened_does_not_block_either(
 
 def test_dropped_lines_are_reported_in_one_line_once_the_reader_resumes() -> None:
     with lost_stderr.full_pipe() as (reader, writer):
-        log.configure(level="info", is_json=True, stream=writer_on(writer))
+        log.configure(level="info", is_json=True, lines=writer_on(writer))
         for number in range(3):
             structlog.get_logger().info("pod_evicted", number=number)
         assert set(read_all(reader)) == {"."}
@@ -189,7 +189,7 @@ def test_pipe_or_terminal_stays_blocking_and_has_no_priorities(
     reader, writer = make()
     if make is os.openpty:
         tty.setraw(writer)
-    writer_on(writer, journal_stream="1:2").put("one", log.Priority.ERROR)
+    writer_on(writer, journal_stream="1:2").put("one", line_writer.Priority.ERROR)
 
     assert os.get_blocking(writer)
     assert read_all(reader) == "one\n"
@@ -203,7 +203,7 @@ def test_journald_gets_the_priority_of_every_line_and_remark() -> None:
         status = os.fstat(sender.fileno())
         stream = f"{status.st_dev}:{status.st_ino}"
         lines = writer_on(sender.fileno(), journal_stream=stream)
-        log.configure(level="debug", is_json=False, stream=lines)
+        log.configure(level="debug", is_json=False, lines=lines)
         logger = structlog.get_logger()
         for write in (logger.debug, logger.info, logger.warning, logger.error):
             write("line")
@@ -219,7 +219,7 @@ def test_journald_gets_the_priority_of_every_line_and_remark() -> None:
             environ={"JOURNAL_STREAM": stream},
         )
         terminal.note("a remark")
-        terminal.note("an error", remedy="mend it", priority=log.Priority.ERROR)
+        terminal.note("an error", remedy="mend it", priority=line_writer.Priority.ERROR)
         remarks = journald.recv(1 << 20).decode().splitlines()
 
     assert [line[:3] for line in logged[:4]] == ["<7>", "<6>", "<4>", "<3>"]
@@ -250,6 +250,6 @@ def test_a_line_with_an_unrenderable_field_is_dropped_and_counted(*, is_json: bo
 
 def test_characters_that_the_stream_cannot_encode_are_escaped() -> None:
     stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
-    log.LineWriter(stream).put("für \udcff")
+    line_writer.LineWriter(stream).put("für \udcff")
 
     assert stream.buffer.getvalue() == b"f\\xfcr \\udcff\n"

@@ -11,7 +11,7 @@ from prometheus_client import parser
 
 import mig_manager
 from mig_manager import errors
-from mig_manager.adapters.host import log
+from mig_manager.adapters.host import line_writer
 from mig_manager.adapters.nvml import last_calls, library, worker_client
 from mig_manager.agent.reports import metrics
 from mig_manager.core import model, steps
@@ -215,7 +215,7 @@ def test_two_sets_of_metrics_in_one_process_do_not_disturb_each_other(
 
 def test_dropped_log_lines_are_counted(agent_metrics: metrics.AgentMetrics) -> None:
     before = series(agent_metrics, "log_lines_dropped_total")[""]
-    log.LineWriter(io.StringIO()).drop()
+    line_writer.LineWriter(io.StringIO()).drop()
 
     for _ in range(2):
         assert series(agent_metrics, "log_lines_dropped_total") == {"": before + 1}

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import structlog
 
-from mig_manager.adapters.host import log
+from mig_manager.adapters.host import line_writer, log
 from tests.rigs.shell import commandline
 
 Listen = Callable[[], contextlib.AbstractContextManager[Sequence[Mapping[str, object]]]]
@@ -93,15 +93,15 @@ WAYS: Mapping[str, Callable[[], contextlib.AbstractContextManager[int]]] = {
 @contextlib.contextmanager
 def logging_lost(way: str, lost: "collections.Counter[str]") -> Iterator[tuple[()]]:
     """Have every log line of this process lost, one of ``WAYS``; counts the lines by the way."""
-    before, configuration = log.LineWriter.dropped, structlog.get_config()
+    before, configuration = line_writer.LineWriter.dropped, structlog.get_config()
     with (
         WAYS[way]() as fd,
         open(fd, "w", encoding="utf-8", closefd=False) as stream,
     ):
-        log.configure(level="debug", is_json=True, stream=stream)
+        log.configure(level="debug", is_json=True, lines=line_writer.LineWriter(stream))
         try:
             yield ()
         finally:
             commandline.forget_log()
             structlog.configure(**configuration)
-            lost[way] += log.LineWriter.dropped - before
+            lost[way] += line_writer.LineWriter.dropped - before
