@@ -224,7 +224,7 @@ def prepare_simulation(access: node_settings.GpuAccess, note: Callable[[str], ob
             state.create(node.spec, states.Options(latency=node.latency))
         elif is_new:
             raise errors.UsageError(f"{path} does not exist; create it with --simulate")
-        names = collections.Counter(board.product.name for board in state.boards)
+        names = collections.Counter(state.products)
     except ValueError as error:
         raise errors.UsageError(
             f"{path} has no simulated GPUs that this version can read",

@@ -100,6 +100,11 @@ class SharedState:
         return states.boards_of(self.read())
 
     @property
+    def products(self) -> tuple[str, ...]:
+        """The product names of the GPUs, ascending by index."""
+        return tuple(each.product.name for each in self.boards)
+
+    @property
     def boot_id(self) -> str:
         """A new UUID after every reboot, as in ``/proc/sys/kernel/random/boot_id``."""
         node = self.read()
