@@ -57,13 +57,15 @@ class AttemptSeries:
         """The current request and its results."""
         return self._record or requests.NONE
 
-    def record_request(self, request: layout_request.Request) -> requests.RequestRecord:
+    def record_request(
+        self, request: layout_request.Request, options: layout_request.AttemptOptions
+    ) -> requests.RequestRecord:
         """Record that a request is served; return its record with earlier results."""
-        if request.attempt == 1:
+        if options.attempt == 1:
             self._context.memory.begin_request()
         now_s = self._context.deps.clock.unix_s()
         current = custom_layouts.request_for(request.config, request.custom)
-        self._record = self.record.continued_as(current, is_new=request.is_new, now_s=now_s)
+        self._record = self.record.continued_as(current, is_new=options.is_new, now_s=now_s)
         return self._record
 
     def forget_request(self) -> None:
@@ -126,19 +128,18 @@ class AttemptSeries:
 
     @contextlib.contextmanager
     def start_attempt(
-        self, request: layout_request.Request, cancel: ports.Cancellation | None = None
+        self,
+        request: layout_request.Request,
+        cancel: ports.Cancellation | None = None,
+        options: layout_request.AttemptOptions = layout_request.DEFAULT_OPTIONS,
     ) -> Iterator[attempts.Attempt]:
         """Yield an attempt that takes over the journal; keep its record, and what it leaves.
 
         The attempt is ended if it is superseded. After another error its journal is still on the
         Node, from which ``recover`` reads it; ours lets ``stop`` end the run.
         """
-        attempt = _new_attempt(
-            self._context,
-            request,
-            self.record,
-            self.journal,
-            cancel or intake.Uninterrupted(self._context.deps),
+        attempt = self._new_attempt(
+            request, cancel or intake.Uninterrupted(self._context.deps), options
         )
         self.lacks_outcome = True
         try:
@@ -164,6 +165,74 @@ class AttemptSeries:
             self._record = attempt.record
             if attempt.status.observed_gpus is not None:
                 self._on_gpus(attempt.status.observed_gpus)
+
+    def _new_attempt(
+        self,
+        request: layout_request.Request,
+        cancel: ports.Cancellation,
+        options: layout_request.AttemptOptions,
+    ) -> attempts.Attempt:
+        """Return an attempt at a request, with the journal of earlier attempts."""
+        context, deps, record = self._context, self._context.deps, self.record
+        at_start = functools.partial(
+            journals.Journal.at_start,
+            key=request.key,
+            boot_id=deps.boot_id,
+            # Without evictions, the node must not stay tainted until pods are gone.
+            may_drain=options.may_evict(record),
+        )
+        return attempts.Attempt(
+            deps=deps,
+            limits=context.limits,
+            publisher=context.publisher,
+            memory=context.memory,
+            request=request,
+            options=options,
+            cancel=cancel,
+            recorder=run_recorder.RunRecorder(
+                deps,
+                context.publisher,
+                self._first_status(request, options.attempt),
+                journal=at_start(self.journal),
+                take_over_journal=lambda: at_start(self._journal_now()),
+                record=record,
+                startup_taints=context.limits.policy.startup_taints,
+                retry_after_s=options.retry_after_s,
+            ),
+            hooks=hook_points.HookPoints(
+                deps.hooks,
+                variables={"MIG_PARTED_SELECTED_CONFIG": request.config},
+                telemetry=deps.telemetry,
+            ),
+        )
+
+    def _first_status(self, request: layout_request.Request, attempt: int) -> run_status.RunStatus:
+        # A failure before the layout is resolved must not cause a second reboot.
+        rebooted = self.record.rebooted_hash if self.record.config == request.config else None
+        return run_status.RunStatus(
+            config=request.config,
+            config_hash=rebooted or "",
+            state=run_status.State.PENDING,
+            phase=run_status.Phase.RESOLVE,
+            reason=None,
+            message="",
+            attempt=attempt,
+            started_at=self._context.deps.clock.now_iso(),
+            finished_at=None,
+            annotation_hash=request.key.annotation_hash,
+            is_rebooted=rebooted is not None or bool(self.journal.node.rebooted_from),
+        )
+
+    def _journal_now(self) -> journals.Journal:
+        """Read the Node, resume its GPU clients that no journal lists, and return its journal."""
+        context = self._context
+        view = context.publisher.read()
+        interrupted.resume_unlisted(context, view)
+        # Without an interrupted run, a copy on the host is outdated.
+        if self.journal.is_empty and not interrupted.shows_change(view):
+            return self.journal
+        interrupted.set_aside_unreadable_journal(context, view)
+        return interrupted.find_journal(context.deps, view)
 
     def _keep_journal(self, attempt: attempts.Attempt) -> None:
         self.journal = attempt.journal
@@ -206,85 +275,3 @@ def _supersede(attempt: attempts.Attempt, end: errors.Superseded) -> None:
         attempt.deps.telemetry.run_superseded()
     elif not isinstance(end, errors.Rebooting):
         attempt.recorder.finish(attempt.failure(reasons.Reason.INTERRUPTED, end.why))
-
-
-def _new_attempt(
-    context: node_context.NodeContext,
-    request: layout_request.Request,
-    record: requests.RequestRecord,
-    journal: journals.Journal,
-    cancel: ports.Cancellation,
-) -> attempts.Attempt:
-    """Return an attempt at a request, with the journal of earlier attempts."""
-    deps, limits = context.deps, context.limits
-    at_start = functools.partial(
-        journals.Journal.at_start,
-        key=request.key,
-        boot_id=deps.boot_id,
-        # Without evictions, the node must not stay tainted until pods are gone.
-        may_drain=not request.never_evicts(record),
-    )
-    return attempts.Attempt(
-        deps=deps,
-        limits=limits,
-        publisher=context.publisher,
-        memory=context.memory,
-        request=request,
-        cancel=cancel,
-        recorder=run_recorder.RunRecorder(
-            deps,
-            context.publisher,
-            _first_status(deps, request, record, journal),
-            journal=at_start(journal),
-            take_over_journal=functools.partial(_take_over_journal, context, journal, at_start),
-            record=record,
-            startup_taints=limits.policy.startup_taints,
-            retry_after_s=request.retry_after_s,
-        ),
-        hooks=hook_points.HookPoints(
-            deps.hooks,
-            variables={"MIG_PARTED_SELECTED_CONFIG": request.config},
-            telemetry=deps.telemetry,
-        ),
-    )
-
-
-def _first_status(
-    deps: ports.Dependencies,
-    request: layout_request.Request,
-    record: requests.RequestRecord,
-    journal: journals.Journal,
-) -> run_status.RunStatus:
-    # A failure before the layout is resolved must not cause a second reboot.
-    rebooted = record.rebooted_hash if record.config == request.config else None
-    return run_status.RunStatus(
-        config=request.config,
-        config_hash=rebooted or "",
-        state=run_status.State.PENDING,
-        phase=run_status.Phase.RESOLVE,
-        reason=None,
-        message="",
-        attempt=request.attempt,
-        started_at=deps.clock.now_iso(),
-        finished_at=None,
-        annotation_hash=request.key.annotation_hash,
-        is_rebooted=rebooted is not None or bool(journal.node.rebooted_from),
-    )
-
-
-def _take_over_journal(
-    context: node_context.NodeContext,
-    journal: journals.Journal,
-    at_start: Callable[[journals.Journal], journals.Journal],
-) -> journals.Journal:
-    """Read the Node, resume its GPU clients that no journal lists, and return its entries.
-
-    ``journal`` is the last attempt's; ``at_start`` makes the first entries of this one.
-    """
-    view = context.publisher.read()
-    interrupted.resume_unlisted(context, view)
-    # Without an interrupted run, a copy on the host is outdated.
-    if not journal.is_empty or interrupted.shows_change(view):
-        interrupted.set_aside_unreadable_journal(context, view)
-        journal = interrupted.find_journal(context.deps, view)
-    return at_start(journal)

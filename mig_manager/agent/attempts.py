@@ -25,6 +25,7 @@ class Attempt(node_context.NodeContext):
     """
 
     request: layout_request.Request
+    options: layout_request.AttemptOptions
     cancel: ports.Cancellation  # can cancel the attempt until GPUs are touched
     recorder: run_recorder.RunRecorder
     hooks: hook_points.HookPoints
@@ -47,23 +48,23 @@ class Attempt(node_context.NodeContext):
     @property
     def is_first(self) -> bool:
         """Whether no attempt at the same request came before."""
-        return self.request.attempt == 1
+        return self.options.attempt == 1
 
     @property
     def only_restores(self) -> bool:
         """Whether the layout was verified since it was requested: no pod is evicted for it."""
-        is_verified = self.request.is_heal or self.record.verified is not None
-        return is_verified and not self.request.uuids_to_repair
+        is_verified = self.options.is_heal or self.record.verified is not None
+        return is_verified and not self.options.uuids_to_repair
 
     @property
     def never_evicts(self) -> bool:
         """Whether no attempt at this request evicts a pod."""
-        return self.request.never_evicts(self.record)
+        return not self.options.may_evict(self.record)
 
     @property
     def plugin_config(self) -> str | None:
         """The device plugin's config for this layout; None keeps the present one."""
-        is_repair = bool(self.request.uuids_to_repair)
+        is_repair = bool(self.options.uuids_to_repair)
         return None if is_repair else self.limits.policy.plugin_config(self.request.config)
 
     def failure(
@@ -89,7 +90,7 @@ class Attempt(node_context.NodeContext):
 
     def forget_former_layout(self) -> None:
         """Forget the former layout: an undo no longer restores it, unless a repair kept it."""
-        if not self.request.uuids_to_repair:
+        if not self.options.uuids_to_repair:
             self.recorder.set_journal(applied_before="")
 
     def wait(self, timeout_s: float) -> timing.Wait:

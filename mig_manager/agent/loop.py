@@ -1,7 +1,6 @@
 """The agent's loop: serve a request, retry with backoff, rest, and check for drift."""
 
 import contextlib
-import dataclasses
 import math
 import random
 import secrets
@@ -126,15 +125,14 @@ class Agent:
             # Computed before the run, because its status names the time of the next attempt.
             spread_s = random.uniform(0, self._limits.retry_initial_s)  # noqa: S311 - a spread
             delay_s = min(self._limits.retry_max_s, self._backoff.delay_s(attempt - 1) + spread_s)
-            request = dataclasses.replace(
-                received.request,
+            options = layout_request.AttemptOptions(
+                attempt=attempt,
                 is_new=received.since > self._run_generation,
                 is_heal=is_heal,
-                attempt=attempt,
                 retry_after_s=delay_s,
             )
             with self._suspend_gpu_events():
-                outcome, must_retry = self._try(request, received)
+                outcome, must_retry = self._try(received, options)
             if not must_retry:
                 return outcome
             if outcome:
@@ -145,17 +143,17 @@ class Agent:
             received.check()
 
     def _try(
-        self, request: layout_request.Request, received: intake.ReceivedRequest
+        self, received: intake.ReceivedRequest, options: layout_request.AttemptOptions
     ) -> tuple[outcomes.Outcome | None, bool]:
         """Run the pipeline once; return the outcome, if it was published, and whether to retry."""
         structlog.contextvars.bind_contextvars(attempt_id=secrets.token_hex(4))
-        self._telemetry.attempt_began(request.attempt)
+        self._telemetry.attempt_began(options.attempt)
         try:
-            self._reconciler.recover(request)
-            if not request.config:
+            self._reconciler.recover(received.request)
+            if not received.request.config:
                 return None, self._reconciler.restore_without_request()
             self._run_generation = received.generation
-            outcome = self._reconciler.run(request, received)
+            outcome = self._reconciler.run(received.request, received, options)
         except errors.LockedError as error:
             _log.info("recovery_waits", error=error.message)
             return None, True

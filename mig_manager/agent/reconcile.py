@@ -76,7 +76,12 @@ class Reconciler:
         """Have ``recover`` read the Node again: an API request failed, or may be done."""
         self._series.mark_outdated()
 
-    def run(self, request: layout_request.Request, cancel: ports.Cancellation) -> outcomes.Outcome:
+    def run(
+        self,
+        request: layout_request.Request,
+        cancel: ports.Cancellation,
+        options: layout_request.AttemptOptions = layout_request.DEFAULT_OPTIONS,
+    ) -> outcomes.Outcome:
         """Apply the requested layout, and publish the outcome.
 
         ``cancel`` ends the run until GPUs are touched. Unless the request is new, no pod is
@@ -88,15 +93,15 @@ class Reconciler:
             Rebooting: The machine goes down; nothing is restored.
             Superseded: Another layout is requested, or the agent stops; all is restored.
         """
-        if request.attempt == 1:
+        if options.attempt == 1:
             self._drift = drift_verdicts.DriftMemory()
-        record = self._series.record_request(request)
+        record = self._series.record_request(request, options)
         if record.origin is requests.Origin.CUSTOM and not record.may_evict:
             # The document does not show that this layout evicts no pod. Publish it before the
             # owner can remove the node's label during a wait of this run.
             self._series.publish_record()
-        locked = repairing.repair(self._series, request, cancel)
-        with self._series.start_attempt(request, cancel) as attempt:
+        locked = repairing.repair(self._series, request, cancel, options)
+        with self._series.start_attempt(request, cancel, options) as attempt:
             outcome = locked or run.run(attempt)
             outcome, decision = repairing.follow_up(attempt, outcome)
             self._deps.telemetry.drift_found(is_drifted=outcome.reason is reasons.Reason.DRIFTED)

@@ -52,6 +52,7 @@ def repair(
     series: attempt_series.AttemptSeries,
     request: layout_request.Request,
     cancel: ports.Cancellation,
+    options: layout_request.AttemptOptions,
 ) -> outcomes.Outcome | None:
     """Run the repairs that have begun, before the run of the requested layout.
 
@@ -68,8 +69,8 @@ def repair(
     uuids = gpu_repair.open_gpus(series.record.repairs)
     if not uuids:
         return None
-    of_repair = dataclasses.replace(request, uuids_to_repair=uuids)
-    with series.start_attempt(of_repair, cancel) as attempt:
+    of_repair = dataclasses.replace(options, uuids_to_repair=uuids)
+    with series.start_attempt(request, cancel, of_repair) as attempt:
         # An earlier agent may have begun it, with other settings.
         if not (why := _why_forbidden(attempt)):
             return _repair(attempt)
@@ -216,7 +217,7 @@ def _end(attempt: attempts.Attempt, outcome: outcomes.Outcome) -> None:
 
     repairs = gpu_repair.end(record.repairs, problem)
     names = {gpu.uuid: str(gpu) for gpu in attempt.status.gpus}
-    problems = {uuid: problem(uuid) for uuid in sorted(attempt.request.uuids_to_repair)}
+    problems = {uuid: problem(uuid) for uuid in sorted(attempt.options.uuids_to_repair)}
     success = "was reset"
     if outcome.reason is reasons.Reason.ALREADY_APPLIED and not any(problems.values()):
         # A person reset the GPUs after the drift check.

@@ -51,7 +51,7 @@ def record_costs(attempt: attempts.Attempt, error: errors.MigManagerError) -> No
     is_drain = isinstance(error, errors.DrainError) or (
         attempt.journal.is_draining and isinstance(error, errors.ClusterError)
     )
-    is_costly = attempt.journal.has_evicted and not attempt.request.uuids_to_repair
+    is_costly = attempt.journal.has_evicted and not attempt.options.uuids_to_repair
     if is_costly and not (is_drain or error.reason is reasons.Reason.API_UNAVAILABLE):
         failed = requests.FailedChanges(
             config_hash=attempt.status.config_hash,

@@ -92,7 +92,7 @@ def prepare_inputs(
     extra_clients = attempt.deps.extra_clients()
     services = attempt.deps.service_names()
     missing = attempt.record.absent_gpus(gpus, attempt.deps.boot_id)
-    if missing and not attempt.request.uuids_to_repair:
+    if missing and not attempt.options.uuids_to_repair:
         message = outcomes.missing_message(attempt.status.title, missing)
         raise errors.MissingGpusError(message, missing)
     desired = target.select(gpus)
@@ -154,7 +154,7 @@ def _require_repaired(
     attempt: attempts.Attempt, gpus: model.ObservedGpus, plan: steps.Plan
 ) -> None:
     """Refuse a layout on a GPU that the agent is to reset first: no new work runs before that."""
-    if attempt.request.uuids_to_repair or not attempt.may_repair:
+    if attempt.options.uuids_to_repair or not attempt.may_repair:
         return
     changed = {each.gpu_uuid for each in plan.gpus}
     faulty = [str(gpu) for gpu in gpus if gpu.uuid in changed and gpu_repair.is_possible(gpu)]

@@ -25,13 +25,13 @@ def resolve(attempt: attempts.Attempt) -> targets.Target:
         LayoutError: The layout or the annotation does not exist.
     """
     return (
-        _resolve_repair(attempt) if attempt.request.uuids_to_repair else _resolve_layout(attempt)
+        _resolve_repair(attempt) if attempt.options.uuids_to_repair else _resolve_layout(attempt)
     )
 
 
 def _resolve_repair(attempt: attempts.Attempt) -> targets.RepairTarget:
     gpus, unknown = unreachable_gpus.recall_verified(attempt, observe(attempt))
-    uuids = attempt.request.uuids_to_repair
+    uuids = attempt.options.uuids_to_repair
     if unknown and (lost := [gpu for gpu in gpus.unreachable if gpu.uuid in uuids]):
         raise errors.KubeletError(
             f"the pods of {messages.list_names([*map(str, lost)])} are not known: {unknown}"
@@ -164,7 +164,7 @@ def observe(attempt: attempts.Attempt) -> model.ObservedGpus:
     except errors.HardwareError as error:
         attempt.recorder.set_status(observed_gpus=model.NO_GPUS)
         if not attempt.is_first:
-            number = attempt.request.attempt
+            number = attempt.options.attempt
             error.add(f"no GPU can be observed at attempt {number} either")
         raise
     attempt.recorder.set_status(observed_gpus=gpus)

@@ -149,11 +149,16 @@ class Pipeline(reconcile.Reconciler):
         action, self.next_action = self.next_action, drift.Action.REST
         return action
 
-    def run(self, request: layout_request.Request, cancel: ports.Cancellation) -> outcomes.Outcome:
-        self.runs.append((request.config, request.attempt))
-        self.delays_s.append(request.retry_after_s)
-        self.are_heals.append(request.is_heal)
-        self.are_new.append(request.is_new)
+    def run(
+        self,
+        request: layout_request.Request,
+        cancel: ports.Cancellation,
+        options: layout_request.AttemptOptions = layout_request.DEFAULT_OPTIONS,
+    ) -> outcomes.Outcome:
+        self.runs.append((request.config, options.attempt))
+        self.delays_s.append(options.retry_after_s)
+        self.are_heals.append(options.is_heal)
+        self.are_new.append(options.is_new)
         self.on_run(cancel)
         answer = self._script.pop(0)
         if not self._script:

@@ -103,7 +103,7 @@ def new_attempt(
 
 
 class AgentInMemory(reconcile.Reconciler):
-    """An agent that also takes a request as the layout's name, and its other members."""
+    """An agent that also takes a request as the layout's name, and options one by one."""
 
     def __init__(self, deps: ports.Dependencies, limits: agent_settings.Limits) -> None:
         super().__init__(deps, limits)
@@ -115,12 +115,18 @@ class AgentInMemory(reconcile.Reconciler):
         request: layout_request.Request | str | None,
         custom: custom_layouts.CustomRequest | None = None,
     ) -> None:
-        super().recover(_as_request(request, custom=custom))
+        super().recover(_as_request(request, custom))
 
     def run(
-        self, request: layout_request.Request | str, cancel: ports.Cancellation, **members: Any
+        self,
+        request: layout_request.Request | str,
+        cancel: ports.Cancellation,
+        options: layout_request.AttemptOptions = layout_request.DEFAULT_OPTIONS,
+        custom: custom_layouts.CustomRequest | None = None,
+        **members: Any,
     ) -> outcomes.Outcome:
-        outcome = super().run(_as_request(request, **members), cancel)
+        options = dataclasses.replace(options, **members)
+        outcome = super().run(_as_request(request, custom), cancel, options)
         # The agent reports every other exception as its own bug, and restores the node.
         assert "AssertionError" not in outcome.message, f"a rule of a fake: {outcome.message}"
         self.outcomes.append(outcome)
@@ -132,16 +138,15 @@ class AgentInMemory(reconcile.Reconciler):
         outcome: outcomes.Outcome,
         custom: custom_layouts.CustomRequest | None = None,
     ) -> drift.Action:
-        return super().check_drift(_as_request(request, custom=custom), outcome)
+        return super().check_drift(_as_request(request, custom), outcome)
 
 
 def _as_request(
-    request: layout_request.Request | str | None, **members: Any
+    request: layout_request.Request | str | None, custom: custom_layouts.CustomRequest | None
 ) -> layout_request.Request:
     if isinstance(request, layout_request.Request):
-        changed = {name: value for name, value in members.items() if value is not None}
-        return dataclasses.replace(request, **changed)
-    return layout_request.Request(config=request or "", **members)
+        return request
+    return layout_request.Request(config=request or "", custom=custom)
 
 
 def new_agent(
