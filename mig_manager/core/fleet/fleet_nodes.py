@@ -81,13 +81,21 @@ class FleetNode:
 
     @property
     def strategy(self) -> strategies.Strategy | None:
-        """The device plugin's MIG strategy by its label, or else by the resources; or unknown."""
+        """The device plugin's MIG strategy by its label, or else by the resources; or unknown.
+
+        GPU feature discovery sets no label for ``none``.
+        """
         if labelled := strategies.from_labels(self.view.labels):
             return labelled
-        names = [name for name, count in self.view.allocatable.items() if count]
-        if any(map(resources.is_mig, names)):
+        healthy = resources.devices_of(self.view.allocatable)
+        if any(map(resources.is_mig, healthy)):
             return strategies.Strategy.MIXED
-        return strategies.Strategy.SINGLE if resources.GPU in names else None
+        if not healthy:
+            return None
+        advertised = sum(self.view.capacity.get(name, count) for name, count in healthy.items())
+        gpus, _ = published_gpus(self)
+        is_whole = advertised < sum(len(gpu.devices) for gpu in gpus or ())
+        return strategies.Strategy.NONE if is_whole else strategies.Strategy.SINGLE
 
     @property
     def gpus_text(self) -> str | None:

@@ -121,6 +121,21 @@ def test_a_pod_that_may_use_an_unreachable_gpu_is_not_certainly_evicted() -> Non
     assert [loss.least for loss in node_plan.losses or ()] == [0]
 
 
+@pytest.mark.parametrize(
+    ("resource", "advertised", "devices"),
+    [("nvidia.com/gpu", 14, 14), ("nvidia.com/gpu", 2, 2), ("nvidia.com/gpu.shared", 56, 14)],
+)
+def test_a_node_without_labels_has_the_devices_that_it_advertises(
+    resource: str, advertised: int, devices: int
+) -> None:
+    there = node(gpus({"1g.5gb": 7}), **{resource: advertised})
+
+    node_plan = plan_for(there, "all-disabled", pod("p", resource))
+
+    assert node_plan.evicted == ("default/p",)
+    assert [loss.kind.count for loss in node_plan.losses or ()] == [devices]
+
+
 def test_resources_by_profile_separate_certain_from_possible_evictions() -> None:
     there = node(gpus(agents.BALANCED), **MIXED)
 

@@ -377,6 +377,7 @@ def test_a_loss_is_total_or_has_a_least_number_of_devices_in_use(
         (4, {"nvidia.com/mig-3g.20gb": 2, "nvidia.com/mig-3g.20gb.shared": 8}, 0),
         (4, {"nvidia.com/mig-3g.20gb.shared": 8, "nvidia.com/mig-3g.20gb": 2}, 0),
         (2, {}, 1),
+        (4, {}, 0),
     ],
 )
 def test_shared_devices_are_in_use_by_as_many_pods_as_they_have_replicas(

@@ -188,9 +188,10 @@ class Loss:
     @property
     def least(self) -> int:
         """The fewest devices in use that are destroyed: unused ones are counted first."""
-        if self.has_unknown:
-            return 0
         in_use = math.ceil(self.kind.requested / self.replicas)
+        # While the plugin is away, a node does not show how many pods can share a device.
+        if self.has_unknown or in_use > self.kind.count:
+            return 0
         return max(0, in_use - max(0, self.kind.count - self.destroyed))
 
 
