@@ -41,10 +41,14 @@ class Backoff:
     first_s: float = 0.05
     max_s: float = 1.0
     factor: float = 1.6
+    jitter: Callable[[], float] = lambda: 1.0
+    """Returns from 0 to 1 how much of a delay's second half counts. A random number keeps
+    programs that wait for the same thing from acting at the same time."""
 
     def delay_s(self, attempt: int) -> float:
         """Return the pause before an attempt, counted from 0."""
-        return min(self.max_s, self.first_s * self.factor ** min(attempt, 64))
+        longest_s = min(self.max_s, self.first_s * self.factor ** min(attempt, 64))
+        return longest_s * (1 + self.jitter()) / 2
 
 
 _BACKOFF = Backoff()

@@ -4,6 +4,7 @@ Level-triggered, like the agent's own watch: after any failure all nodes are lis
 Functions and methods raise ``ClusterError`` if the API refuses or does not answer.
 """
 
+import random
 import threading
 
 from mig_manager.adapters.kubernetes import api, collection, kube_node, watch
@@ -15,7 +16,7 @@ _TIMES = watch.WatchTimes(
     watch_s=30.0,
     stall_s=40.0,
     steady_s=5.0,
-    pauses=timing.Backoff(first_s=0.2, max_s=10.0, factor=2.0),
+    pauses=timing.Backoff(first_s=0.2, max_s=10.0, factor=2.0, jitter=random.random),
 )
 """Short, because a connection that died unnoticed shows an old state until the watch is over."""
 

@@ -22,12 +22,11 @@ from mig_manager.core.records import readiness
 _CONFLICTS_S = 10.0
 """How long an update is retried after it met another write. With a request of ordinary length it
 ends within the rest of a slot's Lease (``leases``)."""
-_CONFLICT_PAUSES = timing.Backoff(first_s=0.02, max_s=1.0)
+_CONFLICT_PAUSES = timing.Backoff(first_s=0.02, max_s=1.0, jitter=random.random)
 _TRUSTED_S = 10.0
 """After the last answer or event. A connection that died unnoticed is as silent as a watch with no
 events."""
 _OUR_CONDITIONS = (well_known.READY_CONDITION, well_known.RECOVERY_CONDITION)
-_chance = random.random
 
 _log = structlog.get_logger()
 
@@ -126,12 +125,7 @@ class KubeNode:
         several writers of one node pass each other.
         """
         self._join_announcement()
-        wait = timing.Wait(
-            clock=self._clock,
-            timeout_s=_CONFLICTS_S,
-            sleep=lambda seconds: self._clock.wait(seconds * (1 + _chance()) / 2),
-            backoff=_CONFLICT_PAUSES,
-        )
+        wait = timing.Wait(clock=self._clock, timeout_s=_CONFLICTS_S, backoff=_CONFLICT_PAUSES)
         self._take_watched()
         node = self._last or self._get()
         change = None

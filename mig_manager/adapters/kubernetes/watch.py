@@ -20,10 +20,10 @@ from mig_manager.core import timing
 from mig_manager.core.objects import api_values, node_object
 
 _JOIN_S = 1.0
-_SPREAD = 0.2
-"""Random part of the watch's length, so that not all nodes of a cluster renew together."""
+_MAX_FACTOR = 1.2
+"""Of the watch's length. The factor is random, so that not all nodes of a cluster renew together."""
 _CHANGES = ("ADDED", "MODIFIED", "DELETED")
-_PAUSES = timing.Backoff(first_s=0.5, max_s=30.0, factor=2.0)
+_PAUSES = timing.Backoff(first_s=0.5, max_s=30.0, factor=2.0, jitter=random.random)
 
 _log = structlog.get_logger()
 
@@ -38,9 +38,7 @@ class WatchTimes:
     (KEP-956)."""
     steady_s: float = 10.0
     """A watch that ends earlier counts as a failure, or it would be renewed without a pause."""
-    pauses: timing.Backoff = _PAUSES
-    """After consecutive failures; the second half of each is random."""
-    chance: Callable[[], float] = random.random  # returns the random part, from 0 to 1
+    pauses: timing.Backoff = _PAUSES  # after consecutive failures
 
     @property
     def silence_s(self) -> float:
@@ -158,8 +156,7 @@ class Watch(abc.ABC):
                 self.version = ""
             was_steady = time.monotonic() - self._opened_s >= self._times.steady_s
             failures = 1 if was_steady else failures + 1
-            pause_s = self._times.pauses.delay_s(failures - 1)
-            self._stop.wait(pause_s * (1 + self._times.chance()) / 2)
+            self._stop.wait(self._times.pauses.delay_s(failures - 1))
 
     def _list_and_watch(self) -> None:
         if not self.version:
@@ -168,7 +165,7 @@ class Watch(abc.ABC):
         stream = self._kube.watch(
             self._path,
             query={**self._selector, **version},
-            timeout_s=self._times.watch_s * (1 + _SPREAD * self._times.chance()),
+            timeout_s=self._times.watch_s * random.uniform(1.0, _MAX_FACTOR),  # noqa: S311
             idle_timeout_s=self._times.stall_s,
         )
         self._contact_s = self._opened_s = time.monotonic()

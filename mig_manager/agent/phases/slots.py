@@ -13,7 +13,7 @@ from mig_manager.agent.pods import withdrawing
 from mig_manager.core import ports, timing
 from mig_manager.core.records import run_status
 
-_BACKOFF = timing.Backoff(first_s=0.25, max_s=10.0)
+_BACKOFF = timing.Backoff(first_s=0.25, max_s=10.0, jitter=random.random)
 """Fast enough even if many nodes wait, because they ask at random times."""
 _PUBLISH_AGAIN_S = 60.0
 """Hundreds of nodes may wait: limits how often a node publishes which nodes have the slots."""
@@ -38,12 +38,7 @@ def wait(attempt: attempts.Attempt) -> None:
         return
     if not journal.needs_undo and _changes_nothing(attempt):
         return
-    waiting = dataclasses.replace(
-        attempt.wait(math.inf),
-        # A random pause, so that waiting nodes do not ask at the same time.
-        sleep=lambda seconds: attempt.cancel.wait(seconds * random.uniform(0.5, 1.0)),  # noqa: S311
-        backoff=_BACKOFF,
-    )
+    waiting = dataclasses.replace(attempt.wait(math.inf), backoff=_BACKOFF)
     published, published_at_s = "", -math.inf
     checked_at_s = clock.monotonic()
     for _ in waiting.attempts():

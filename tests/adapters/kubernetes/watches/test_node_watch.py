@@ -207,8 +207,8 @@ def test_backoff_grows_with_jitter_until_a_watch_is_steady(
     monkeypatch.setattr(FaultyApi, "watch", end_at_once)
     if fault is not None:
         server.inject(fault)
-    backoff = timing.Backoff(first_s=1, max_s=30, factor=2.0)
-    times = watch.WatchTimes(steady_s=steady_s, pauses=backoff, chance=lambda: 0.5)
+    backoff = timing.Backoff(first_s=1, max_s=30, factor=2.0, jitter=lambda: 0.5)
+    times = watch.WatchTimes(steady_s=steady_s, pauses=backoff)
     stop = Pauses(len(longest_s))
     node_watch = watch.NodeWatch(
         faulty_api, name="n1", on_node=lambda _: None, stop=stop, times=times
