@@ -217,7 +217,7 @@ class WorkerPodResources:
     def start_ahead(self) -> None:
         """Start the worker; a failure shows when the worker is needed."""
         if self._worker is None or self._worker.is_over:
-            with contextlib.suppress(errors.ClusterError, OSError, RuntimeError):
+            with contextlib.suppress(errors.KubeletError, OSError, RuntimeError):
                 self._socket.check()
                 self._worker = _Worker(self._command)
 

@@ -89,7 +89,7 @@ def test_kubelets_refusal_is_raised_as_without_a_worker(
     kubelet: GrpcKubelet, client: pod_resources.WorkerPodResources
 ) -> None:
     kubelet.refusals, kubelet.code = 1, grpc.StatusCode.INTERNAL
-    with pytest.raises(errors.ClusterError, match="INTERNAL: not now"):
+    with pytest.raises(errors.KubeletError, match="INTERNAL: not now"):
         client.assigned_devices()
 
 
@@ -97,7 +97,7 @@ def test_a_missing_socket_is_an_error_and_starts_nothing(kubelet: GrpcKubelet) -
     before = children()
     client = a_client(kubelet)
     client.start_ahead()
-    with pytest.raises(errors.ClusterError, match="No such file"):
+    with pytest.raises(errors.KubeletError, match="No such file"):
         client.assigned_devices()
     assert children() <= before
 
@@ -118,7 +118,7 @@ def test_a_broken_worker_is_an_error_with_its_cause(
     before = children()
     program = sys.executable if script else "/no/such/program"
     client = a_client(kubelet, program, "-c", f"import os, sys\nos.read(0, 99)\n{script}")
-    with pytest.raises(errors.ClusterError, match=message) as caught:
+    with pytest.raises(errors.KubeletError, match=message) as caught:
         client.assigned_devices()
     assert caught.value.reason is reasons.Reason.POD_RESOURCES_UNAVAILABLE
     assert children() <= before

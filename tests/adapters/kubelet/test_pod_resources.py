@@ -102,7 +102,7 @@ def test_an_unanswered_request_is_an_error_soon_and_no_traceback(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     arranged = arrange(kubelet)
-    with pytest.raises(errors.ClusterError, match=why) as caught:
+    with pytest.raises(errors.KubeletError, match=why) as caught:
         ask(kubelet, timeout_s=0.2 if "DEADLINE" in why else 100.0).allocatable()
     assert caught.value.reason is reasons.Reason.POD_RESOURCES_UNAVAILABLE
     assert kubelet.requests == requests
@@ -158,7 +158,7 @@ def test_a_kubelet_that_starts_again_is_found_again(kubelet: GrpcKubelet) -> Non
     kubelet.start()
     assert client.assigned_devices() == ()
     kubelet.stop()
-    with pytest.raises(errors.ClusterError):
+    with pytest.raises(errors.KubeletError):
         client.assigned_devices()
     kubelet.start()
     assert client.assigned_devices() == ()

@@ -168,7 +168,7 @@ def test_kubelet_that_does_not_answer_is_an_error(rig: Rig) -> None:
     rig.end_kubelet()
 
     for ask in (rig.allocations.assigned_devices, rig.allocations.allocatable):
-        with pytest.raises(errors.ClusterError) as caught:
+        with pytest.raises(errors.KubeletError) as caught:
             ask()
         assert caught.value.reason is reasons.Reason.POD_RESOURCES_UNAVAILABLE
 
