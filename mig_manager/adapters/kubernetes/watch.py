@@ -21,7 +21,7 @@ from mig_manager.core.objects import api_values, node_object
 
 _JOIN_S = 1.0
 _MAX_FACTOR = 1.2
-"""Of the watch's length. The factor is random, so that not all nodes of a cluster renew together."""
+"""Of the length of a watch: random, so that not all nodes of a cluster renew together."""
 _CHANGES = ("ADDED", "MODIFIED", "DELETED")
 _PAUSES = timing.Backoff(first_s=0.5, max_s=30.0, factor=2.0, jitter=random.random)
 
