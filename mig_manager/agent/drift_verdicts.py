@@ -29,9 +29,9 @@ class Verdict(enum.Enum):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class DriftMemory:
-    """Observations since the last series of attempts at the request began."""
+    """Observations since the last run."""
 
-    outcome: outcomes.Outcome | None = None
+    outcome: outcomes.Outcome | None = None  # of the run; None: no check followed one
     baseline: Hashable = None
     failed_checks: int = 0  # in a row: no GPU could be observed
     was_driver_away: bool = False  # in one of these checks

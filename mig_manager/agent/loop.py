@@ -168,7 +168,7 @@ class Agent:
     def _next_check_s(self, outcome: outcomes.Outcome | None) -> float:
         """Return how long to rest before the next drift check; inf: until a GPU event."""
         check_s = self._limits.drift_check_interval_s or math.inf
-        if self._reconciler.awaits_driver:
+        if self._reconciler.awaits_driver(outcome):
             return min(check_s, outcomes.MAX_DRIVER_PAUSE_S)
         if outcome is None or not outcome.verified_gpus.unreachable:
             return check_s

@@ -93,8 +93,6 @@ class Reconciler:
             Rebooting: The machine goes down; nothing is restored.
             Superseded: Another layout is requested, or the agent stops; all is restored.
         """
-        if options.attempt == 1:
-            self._drift = drift_verdicts.DriftMemory()
         record = self._series.record_request(request, options)
         if record.origin is requests.Origin.CUSTOM and not record.may_evict:
             # The document does not show that this layout evicts no pod. Publish it before the
@@ -123,10 +121,9 @@ class Reconciler:
             withdrawing.observe_and_withdraw(self._context)
         return outcome
 
-    @property
-    def awaits_driver(self) -> bool:
-        """Whether the last drift check met no driver, and the next one should follow soon."""
-        return self._drift.awaits_driver
+    def awaits_driver(self, outcome: outcomes.Outcome | None) -> bool:
+        """Return whether the last check after a run met no driver: the next should follow soon."""
+        return self._drift.outcome is outcome and self._drift.awaits_driver
 
     def check_drift(
         self, request: layout_request.Request, outcome: outcomes.Outcome
@@ -197,7 +194,6 @@ class Reconciler:
             LockedError: Another manager is at work.
         """
         self._series.forget_request()
-        self._drift = drift_verdicts.DriftMemory()
         view = self._context.publisher.read()
         if interrupted.shows_change(view) or not self._series.journal.is_empty:
             self._series.undo()

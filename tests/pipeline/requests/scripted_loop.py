@@ -127,8 +127,7 @@ class Pipeline(reconcile.Reconciler):
         self.rests += self.restless < 0
         return self.restless >= 0
 
-    @property
-    def awaits_driver(self) -> bool:
+    def awaits_driver(self, _outcome: outcomes.Outcome | None) -> bool:
         return self.is_driver_away
 
     def check_without_request(self) -> drift.Action:

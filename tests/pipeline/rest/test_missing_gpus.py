@@ -73,7 +73,7 @@ def test_gpus_that_cannot_be_observed_for_long_make_readiness_unknown(
         assert readiness_of(rig) == (
             ("True", "LayoutVerified") if number < first else ("Unknown", reason.value)
         )
-        assert agent.awaits_driver is (is_away and number < first)
+        assert agent.awaits_driver(outcome) is (is_away and number < first)
     assert rig.node_object.events == [reason.value]
     assert (rig.node_object.labels, rig.node_object.states) == (labels, [])
 
@@ -81,7 +81,7 @@ def test_gpus_that_cannot_be_observed_for_long_make_readiness_unknown(
     for _ in range(2):
         assert agent.check_drift("all-balanced", outcome) is drift.Action.REST
     assert readiness_of(rig) == ("True", "LayoutVerified")
-    assert not agent.awaits_driver
+    assert not agent.awaits_driver(outcome)
     assert (rig.node_object.labels, rig.node_object.events.count("AlreadyApplied")) == (labels, 1)
 
 
@@ -89,11 +89,11 @@ def test_no_driver_is_awaited_once_the_label_is_removed() -> None:
     rig, agent, outcome = nodes.at_rest("all-balanced")
     rig.fail_always = {"gpus.observe": strikes.NO_DRIVER}
     agent.check_drift("all-balanced", outcome)
-    assert agent.awaits_driver
+    assert agent.awaits_driver(outcome)
 
     agent.restore_without_request()
 
-    assert not agent.awaits_driver
+    assert not agent.awaits_driver(None)
 
 
 def test_a_drift_found_after_the_driver_was_away_is_published() -> None:
