@@ -40,13 +40,14 @@ def act(
         ClusterError: The API refused or does not answer.
         HardwareError: The driver does not list the processes of pods whose devices no GPU has.
     """
-    before, gpus = memory.since(outcome, observation.gpus), observation.gpus
+    gpus = observation.gpus
+    memory = memory.since(outcome, gpus)
     is_success = outcome.state is run_status.State.SUCCESS
     if not (is_success or outcome.reason is reasons.Reason.DRIFTED):
         # A run that failed early has not verified the devices.
         withdrawing.withdraw(attempt, gpus, view)
-    now = dataclasses.replace(
-        before,
+    next_memory = dataclasses.replace(
+        memory,
         description="",
         failed_checks=0,
         was_driver_away=False,
@@ -56,7 +57,7 @@ def act(
     verdict = drift_verdicts.compare(
         observation,
         outcome,
-        memory=before,
+        memory=memory,
         applied=attempt.record.applied_fingerprints,
         view=view,
         is_stale=lambda: bool(
@@ -67,29 +68,27 @@ def act(
         case drift_verdicts.Verdict.CHANGED:
             _log.info("hardware_changed", config=attempt.request.config)
             # A GPU that is back must not cause evictions on another GPU.
-            action, now = (Action.HEAL if is_success else Action.RUN), before
+            action, next_memory = (Action.HEAL if is_success else Action.RUN), memory
         case drift_verdicts.Verdict.UNKNOWN:
-            now = _count_failure(attempt, before, observation, is_success=is_success)
+            next_memory = _count_failure(attempt, memory, observation, is_success=is_success)
         case drift_verdicts.Verdict.RELOADED | drift_verdicts.Verdict.STALE:
             action = Action.HEAL
         case drift_verdicts.Verdict.DRIFTED:
-            description = _handle_drift(attempt, observation, before, outcome)
+            description = _handle_drift(attempt, observation, memory, outcome)
             if description:
                 withdrawing.withdraw(attempt, gpus, view)
-            now = dataclasses.replace(now, description=description)
+            next_memory = dataclasses.replace(next_memory, description=description)
             action = Action.REST if description else Action.HEAL
         case drift_verdicts.Verdict.ACTIVE_AGAIN:
             attempt.deps.telemetry.drift_found(is_drifted=False)
             _finish_active_again(attempt)
             # A next drift may destroy the same devices.
             attempt.memory.set_checked(None)
-            now = dataclasses.replace(now, has_phantoms=False)
+            next_memory = dataclasses.replace(next_memory, has_phantoms=False)
         case drift_verdicts.Verdict.ACTIVE:
-            now = dataclasses.replace(
-                now,
-                has_phantoms=is_success and _remove_phantoms(attempt, now, observation, view),
-            )
-    return action, now
+            has_phantoms = is_success and _remove_phantoms(attempt, next_memory, observation, view)
+            next_memory = dataclasses.replace(next_memory, has_phantoms=has_phantoms)
+    return action, next_memory
 
 
 def _count_failure(
@@ -120,12 +119,12 @@ def _count_failure(
 def _handle_drift(
     attempt: attempts.Attempt,
     observation: drift_checks.Observation,
-    before: drift_verdicts.DriftMemory,
+    memory: drift_verdicts.DriftMemory,
     outcome: outcomes.Outcome,
 ) -> str:
     """Describe the drift, and publish the description if it is new; empty: restore the layout.
 
-    ``before`` is as of the last check, or of the run with the ``outcome``.
+    ``memory`` is as of the last check, or of the run with the ``outcome``.
     """
     affected = ""
     plan = observation.plan
@@ -142,11 +141,11 @@ def _handle_drift(
         if missing
         else outcomes.drift_message(attempt.status.title, affected, observation.message)
     )
-    if before.description == outcome.description:
+    if memory.description == outcome.description:
         # The run has published the drift, maybe in more words.
         is_same = outcome.missing_gpus == missing
     else:
-        is_same = before.description == message
+        is_same = memory.description == message
     if not is_same:
         attempt.deps.telemetry.drift_found(is_drifted=True)
         _log.warning("drift_found", config=attempt.request.config, pods=affected)

@@ -23,7 +23,7 @@ from mig_manager.core import liveness, ports, timing
 _log = structlog.get_logger()
 
 
-class Agent:
+class AgentLoop:
     """Serves the requests of one node, one at a time."""
 
     def __init__(  # noqa: PLR0913 - each is named where it is called

@@ -39,7 +39,7 @@ class Overrides:
     """False if one process has many agents: the kernel allows a user few inotify instances."""
 
 
-class AgentService:
+class Agent:
     """The agent of one node, assembled and not yet started."""
 
     def __init__(
@@ -78,7 +78,7 @@ class AgentService:
         self.reconciler = reconcile.Reconciler(deps, settings)
         self._node = deps.node
         self._events = self._new_events() if settings.watches_gpu_events else None
-        self.loop = loop.Agent(
+        self.loop = loop.AgentLoop(
             self.reconciler,
             self._inbox,
             settings,
@@ -187,7 +187,7 @@ def run(settings: agent_settings.AgentSettings, kube: api.KubeApi, *, boot_id: s
         MigManagerError: It cannot start, for example because its port is in use.
     """
     with contextlib.closing(kube):
-        service = AgentService(settings, kube, boot_id=boot_id)
-        host.end_on_signals(service.stop)
-        service.serve()
+        agent = Agent(settings, kube, boot_id=boot_id)
+        host.end_on_signals(agent.stop)
+        agent.serve()
     return 0

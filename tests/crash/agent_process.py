@@ -58,7 +58,7 @@ def serve(arguments: Arguments) -> int:
     pulse = in_process.Pulse(lambda: moments.begin_moment(IDLE))
     if arguments.has_worker:
         overrides = main.Overrides(replace_ports=watched, pulse=pulse)
-        agent = main.AgentService(settings, kube, boot_id=state.boot_id, overrides=overrides)
+        agent = main.Agent(settings, kube, boot_id=state.boot_id, overrides=overrides)
     else:
         simulated_nvml.load(_Library(state, moments))
         agent = in_process.new_agent(

@@ -56,5 +56,5 @@ def run_agent(
     """Run an agent's loop until it is ended, also by ``EndOfPause``; return its last outcome."""
     inbox = inboxes.NodeInbox(rig, on_pause, configs=configs)
     with contextlib.suppress(EndOfPause):
-        loop.Agent(agent, inbox, _PAUSES, monotonic=rig.clock.monotonic).serve()
+        loop.AgentLoop(agent, inbox, _PAUSES, monotonic=rig.clock.monotonic).serve()
     return agent.outcomes[-1] if agent.outcomes else None

@@ -101,7 +101,7 @@ for row in plugin_registry.PROGRAM.rows:
 from mig_manager.adapters.kubernetes import api
 from mig_manager.agent import agent_settings, main
 chosen = agent_settings.AgentSettings.read({"node_name": "node-a"}, {})
-main.AgentService(chosen, api.KubeApi.at("http://127.0.0.1:9"), boot_id="")
+main.Agent(chosen, api.KubeApi.at("http://127.0.0.1:9"), boot_id="")
 """,
         "grpc pynvml mig_manager.cli mig_manager.sandbox",
     ),

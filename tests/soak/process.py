@@ -1,4 +1,4 @@
-"""One agent process of the soak: the agent's ``AgentService`` in a thread that takes steps.
+"""One agent process of the soak: an ``Agent`` in a thread that takes steps.
 
 The product's own loop serves, retries and rests. Only one of the two threads is ever at work: the
 agent's from the beginning of a step until it rests, waits for its next try, or is no more.
@@ -137,7 +137,7 @@ class Process:
         if self._error is not None:
             raise self._error
 
-    def _serve(self, agent: main.AgentService) -> None:
+    def _serve(self, agent: main.Agent) -> None:
         try:
             agent.loop.serve()
         except strikes.Killed:

@@ -183,8 +183,8 @@ def pauses(retry_s: float = 0.01, drift_check_s: float = 0.0) -> agent_settings.
 
 def agent(
     pipeline: Pipeline, limits: agent_settings.Limits | None = None, **options: Any
-) -> loop.Agent:
-    return loop.Agent(
+) -> loop.AgentLoop:
+    return loop.AgentLoop(
         pipeline,
         pipeline.box,
         limits or pauses(),

@@ -55,7 +55,7 @@ def new_agent(
     wrap: Wrap = lambda deps: deps,
     overrides: main.Overrides | None = None,
     **other_ports: Any,
-) -> main.AgentService:
+) -> main.Agent:
     """Assemble an agent without worker processes.
 
     Args:
@@ -76,7 +76,7 @@ def new_agent(
         "processes": simulated_rig.processes,
         "workers_ready": contextlib.nullcontext,
     }
-    return main.AgentService(
+    return main.Agent(
         settings,
         kube,
         boot_id=boot_id,
