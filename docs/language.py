@@ -30,7 +30,7 @@ _OWN_NAME = "docs/language.py"
 WORDS = {
     # Say: instead of any of these. Spaces stand for any white space, "-" or "_".
     "requested layout, desired layout": (
-        "wish|wishes|wished|wishing|what is wanted|what is asked|asked of|something else is wanted"
+        "wish|wishes|wished|wishing|wanted|what is asked|asked of"
     ),
     "roll back, rollback": (
         "way back|wayback|(?:bring|brings|brought|bringing) back|(?:take|takes|taken|taking) back"
@@ -110,8 +110,8 @@ EXEMPT = (
     r"\bheld the lock\b|\block(?:s)?(?: is| are)?[ ._]held\b|\bheld[ _]locks?\b",
     # A time; names of log events.
     r"\b(?:is|was) due\b|\b(?:reset|rollback) due\b",
-    # Names of the system, of iproute2 and of Go; a term of file permissions.
-    r"\bveth peer\b|\blook path\b",
+    # Names of the system and of systemd, of iproute2 and of Go; a term of file permissions.
+    r"\bveth peer\b|\blook path\b|\bwanted by\b",
     r"\bso peer ?cred\w*|\bpeer (?:certificate|credentials?)\b|\bworld[- ]readable\b",
 )
 """Uses of the words that are right: patterns of the words with what surrounds them."""

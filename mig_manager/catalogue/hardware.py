@@ -119,22 +119,22 @@ def find(name: str) -> Product:
     the first words of a single product, such as ``B300``, or a family such as ``A100``, which
     means its most common product.
     """
-    wanted = _normal(name)
+    words = _normal(name)
     keys_by_name = _names()
-    if wanted in _DEFAULTS:
-        return _of_key(_DEFAULTS[wanted])
-    if wanted in keys_by_name:
-        return _of_key(keys_by_name[wanted])
-    keys = _beginning_with(wanted)
+    if words in _DEFAULTS:
+        return _of_key(_DEFAULTS[words])
+    if words in keys_by_name:
+        return _of_key(keys_by_name[words])
+    keys = _beginning_with(words)
     if len(keys) == 1:
         return _of_key(*keys)
     if keys:
         raise errors.UsageError(f"GPU {name!r} is ambiguous: {', '.join(sorted(keys))}")
     names = [each.upper() for each in (*_DEFAULTS, *keys_by_name)]
     # Longer names, else of the same model, else of the same letters.
-    beginnings = [re.findall(part, wanted.upper())[0] for part in (".*", "[A-Z]*[0-9]*", "[A-Z]*")]
+    beginnings = [re.findall(part, words.upper())[0] for part in (".*", "[A-Z]*[0-9]*", "[A-Z]*")]
     alike = ([each for each in names if each.startswith(beginning)] for beginning in beginnings)
-    hint = messages.did_you_mean(wanted, next(filter(None, alike), ()))
+    hint = messages.did_you_mean(words, next(filter(None, alike), ()))
     remedy = "" if hint else f"Known are {', '.join(product_names())}."
     raise errors.UsageError(f"unknown GPU {name!r}{hint}", remedy=remedy)
 
@@ -163,14 +163,14 @@ def match(pattern: str) -> tuple[Product, ...]:
     A family selects all its products. Of products with the same PCI id, a family or a glob selects
     the first: the others are rare.
     """
-    wanted = _normal(pattern)
+    words = _normal(pattern)
     if set("*?[") & set(pattern):
-        keys = {key for name, key in _names().items() if fnmatch.fnmatchcase(name, wanted)}
+        keys = {key for name, key in _names().items() if fnmatch.fnmatchcase(name, words)}
         if not keys:
             raise errors.UsageError(f"no known GPU matches {pattern!r}")
     else:
-        is_one = wanted in _names() and wanted not in _DEFAULTS
-        keys = set() if is_one else _beginning_with(wanted)
+        is_one = words in _names() and words not in _DEFAULTS
+        keys = set() if is_one else _beginning_with(words)
         if not keys:
             return (find(pattern),)
     first: dict[tuple[int, ...], Product] = {}

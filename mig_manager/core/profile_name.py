@@ -107,7 +107,7 @@ def from_nvml(*, enum_index: int, slice_count: int, memory_gb: int) -> model.Pro
 
 
 def suggest(
-    wanted: model.Profile, available: Iterable[model.Profile]
+    requested: model.Profile, available: Iterable[model.Profile]
 ) -> tuple[model.Profile, ...]:
     """Return up to ``MAX_SUGGESTIONS`` available profiles with the same slices, best first.
 
@@ -118,17 +118,17 @@ def suggest(
 
     def distance(profile: model.Profile) -> tuple[bool, int, str]:
         attributes = profile.attributes, profile.negated_attributes
-        is_other = attributes != (wanted.attributes, wanted.negated_attributes)
-        return is_other, abs(profile.memory_gb - wanted.memory_gb), str(profile)
+        is_other = attributes != (requested.attributes, requested.negated_attributes)
+        return is_other, abs(profile.memory_gb - requested.memory_gb), str(profile)
 
     same_slices = {
         profile
-        if wanted.spans
-        else dataclasses.replace(profile, compute_slices=wanted.compute_slices)
+        if requested.spans
+        else dataclasses.replace(profile, compute_slices=requested.compute_slices)
         for profile in available
-        if profile.gpu_slices == wanted.gpu_slices
+        if profile.gpu_slices == requested.gpu_slices
     }
-    return tuple(sorted(same_slices - {wanted}, key=distance)[:MAX_SUGGESTIONS])
+    return tuple(sorted(same_slices - {requested}, key=distance)[:MAX_SUGGESTIONS])
 
 
 def _explain(text: str) -> str:

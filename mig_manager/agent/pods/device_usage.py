@@ -170,7 +170,7 @@ def report_usage(
     has_processes: bool,
     extra_clients: _ExtraClients,
 ) -> gpu_use.Usage:
-    """Return the usage to publish, of the pods as last watched; with all processes if wanted.
+    """Return the usage to publish, of the pods as last watched; and of all processes on request.
 
     Raises:
         ClusterError: The API refused or does not answer.

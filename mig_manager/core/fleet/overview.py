@@ -183,13 +183,13 @@ def _strip(cells: Iterable[bar.Cell], style: bar.Style) -> str:
 def _footer(overview: Overview, style: bar.Style) -> list[str]:
     """Return the legend, and the MIG devices for which pending pods wait."""
     lines = [style.paint(style.plain(LEGEND), bar.Tone.FAINT)]
-    wanted: collections.Counter[str] = collections.Counter()
+    requests: collections.Counter[str] = collections.Counter()
     pending = overview.pending
     for pod in pending:
-        wanted.update(_mig_requests(pod))
-    if wanted:
+        requests.update(_mig_requests(pod))
+    if requests:
         count = len(pending)
-        devices = ", ".join(f"{number}x {name}" for name, number in sorted(wanted.items()))
+        devices = ", ".join(f"{number}x {name}" for name, number in sorted(requests.items()))
         pods = "1 pod waits" if count == 1 else f"{count} pods wait"
         lines.append(style.wrap(f"{pods} for MIG devices: {devices}"))
     return lines

@@ -147,8 +147,8 @@ def _problems(
         yield problem(none, layout.location), "nothing is done"
     is_any_capable = any(gpu.is_mig_capable for gpu, _ in deciding.values())
     for gpu, rule in deciding.values():
-        is_wanted = rule.desired.mode is model.MigMode.ENABLED and not gpu.is_mig_capable
-        if is_wanted and (rule.indices is not None or not is_any_capable):
+        is_impossible = rule.desired.mode is model.MigMode.ENABLED and not gpu.is_mig_capable
+        if is_impossible and (rule.indices is not None or not is_any_capable):
             message = f"enables MIG on {gpu}, which has no MIG"
             not_capable = problem(message, rule.location, reasons.Reason.NOT_MIG_CAPABLE)
             yield not_capable, "the GPU stays unchanged"
