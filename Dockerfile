@@ -25,7 +25,6 @@ COPY pyproject.toml README.md LICENSE ./
 COPY release/generated_files.py release/project_urls.py release/
 COPY mig_manager mig_manager
 COPY profiles profiles
-COPY docs/generate.py docs/
 COPY docs/generator docs/generator
 COPY systemd systemd
 # A read-only root cannot store bytecode at run time. Without it, the agent starts five times slower

@@ -24,12 +24,11 @@ class GeneratedFiles(BuildHookInterface):
         # not leave its bytecode there.
         sys.path.insert(0, self.root)
         sys.dont_write_bytecode = True
-        from docs import generate  # noqa: PLC0415 - see above
-        from docs.generator import schemas  # noqa: PLC0415
+        from docs.generator import manual, schemas  # noqa: PLC0415 - see above
 
         self._folder = tempfile.TemporaryDirectory()
         made = pathlib.Path(self._folder.name)
-        _write(made / "man", generate.manual())
+        _write(made / "man", manual.man_pages())
         build_data["shared_data"][str(made / "man")] = "share/man/man1"  # man searches there
         if version == "editable":
             _write(pathlib.Path(self.root) / "mig_manager" / "schemas", schemas.files())

@@ -13,8 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import structlog
 
-from docs import generate
-from docs.generator import blocks, diagram, phases, pictures, reference
+from docs.generator import blocks, diagram, manual, phases, pictures, reference
 
 ROOT = pathlib.Path(__file__).parents[2]
 PICTURES = ROOT / "docs" / "pictures"
@@ -29,7 +28,7 @@ def files(*, with_demo: bool) -> Iterator[tuple[pathlib.Path, str]]:
     Raises:
         MissingWordsError: A person has to write something; the message says what.
     """
-    for name, text in generate.pages().items():
+    for name, text in manual.reference_pages().items():
         yield ROOT / "docs" / name, text
     for page in sorted((ROOT / "docs").rglob("*.md")):
         text = page.read_text(encoding="utf-8")

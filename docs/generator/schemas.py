@@ -14,12 +14,13 @@ import re
 import sys
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from docs.generator import annotations, layout_schema
 from mig_manager.cli.toolkit import console
 from mig_manager.core import answers, model
+from mig_manager.core.answers import plan_answers
 from mig_manager.core.files import json_text
 
 DRAFT = "https://json-schema.org/draft/2020-12/schema"
@@ -36,7 +37,6 @@ _PLAIN: Mapping[object, Schema] = {
     str: {"type": "string"},
     types.NoneType: {"type": "null"},
 }
-_NOT_WRITTEN = {"gpu_uuid", "profile_id", "within"}  # fields of a step, as in ``plan_answers``
 _WIDTH = 100
 
 
@@ -139,9 +139,9 @@ def _schema_of_metadata(_: Any, *more: Any, definitions: dict[str, Schema]) -> S
     if isinstance(named, enum.EnumMeta):
         return {"enum": [*_values(named), *others]}
     if dataclasses.is_dataclass(named):
-        return _fields(named, set(), definitions)
+        return _fields(named, (), definitions)
     # The steps of a plan, by class; those that kubectl prints lack the ids of the node.
-    absent = _NOT_WRITTEN.union(*others, {"uuid"} if others else ())
+    absent = plan_answers.OMITTED_FIELDS.union(*others, {"uuid"} if others else ())
     return {
         "anyOf": [
             _fields(cls, absent, definitions, {"action": {"const": action}})
@@ -160,7 +160,7 @@ def _load(path: str) -> Any:
 
 
 def _fields(
-    of: Any, absent: set[str], definitions: dict[str, Schema], first: Schema | None = None
+    of: Any, absent: Collection[str], definitions: dict[str, Schema], first: Schema | None = None
 ) -> Schema:
     """Return the schema of a dataclass."""
     properties = (first or {}) | {

@@ -93,6 +93,8 @@ class Boot(TypedDict):
     faults: NotRequired[list[str]]  # GPUs that need recovery, with what to do
 
 
+OMITTED_FIELDS = frozenset({"gpu_uuid", "profile_id", "within"})
+"""Fields of a step that no answer has: a plan names its GPU, and placement and ids the rest."""
 ACTIONS = {
     steps.DestroyComputeInstance: "destroy-compute-instance",
     steps.DestroyGpuInstance: "destroy-gpu-instance",
@@ -133,5 +135,5 @@ def _step_data(step: steps.Step) -> dict[str, object]:
     return {"action": ACTIONS[type(step)]} | {
         each.name: plain(getattr(step, each.name))
         for each in dataclasses.fields(step)
-        if each.name not in ("gpu_uuid", "profile_id", "within")
+        if each.name not in OMITTED_FIELDS
     }

@@ -21,16 +21,16 @@ _MANUAL = (
     "After `uv tool install`, name the tool's folder: "
     "`MANPATH=$(uv tool dir)/mig-manager/share/man: man mig-manager-apply`."
 )
-MADE_BY = "Made by docs/generate.py from the program's own declarations; change those."
+_MADE_BY = "Made by docs/generator/manual.py from the program's own declarations; change those."
 
 
-def pages() -> Mapping[str, str]:
-    """Return the page of this folder by name."""
+def reference_pages() -> Mapping[str, str]:
+    """Return the page of the manual among these docs, by name."""
     return {REFERENCE: _reference()}
 
 
-def manual() -> Mapping[str, str]:
-    """Return the manual pages of programs and commands by name."""
+def man_pages() -> Mapping[str, str]:
+    """Return the man pages of programs and commands by name."""
     return {
         f"{_title(of, each)}.1": _man(of, each)
         for of in (registry.PROGRAM, plugin_registry.PROGRAM)
@@ -75,7 +75,7 @@ def _sentence(text: str) -> str:
 def _reference() -> str:
     text, common = registry.PROGRAM.text(""), _common()
     blocks = [
-        f"<!-- {MADE_BY} -->",
+        f"<!-- {_MADE_BY} -->",
         "# Command reference",
         *map(_sentences, text.paragraphs),
         _table(
@@ -185,7 +185,7 @@ def _cell(text: str) -> str:
 def _man(of: program.CommandLine, command: str) -> str:
     text, title = of.text(command), _title(of, command)
     blocks = [
-        f'.\\" {MADE_BY}',
+        f'.\\" {_MADE_BY}',
         f'.TH "{title.upper()}" 1 "" "{PROGRAM} {mig_manager.__version__}"',
         f".SH NAME\n{title} \\- {_roff(text.summary)}",
         f".SH SYNOPSIS\n.B {_roff(help_pages.usage(of, command))}",
