@@ -6,6 +6,7 @@ from mig_manager.agent import outcomes
 from mig_manager.core.layout import custom_layouts
 from mig_manager.core.objects import well_known
 from mig_manager.core.records import run_status
+from tests.rigs import layout_table
 from tests.rigs.node import agents, node_rig, nodes
 
 ON = {"has_custom_layouts": True}
@@ -15,12 +16,10 @@ def document(rules: str) -> str:
     return f"version: v1\nmig-configs:\n  mine:\n{rules}"
 
 
-CHANGED = document("  - {devices: [0], mig-enabled: true, mig-devices: {1g.5gb: 4, 3g.20gb: 1}}\n")
+CHANGED = document(layout_table.rule_line("[0]", layout_table.counts_of("one-slice")) + "\n")
 """For it the device ``2g.10gb`` of GPU 0 goes on a balanced node, and nothing else."""
 
-BALANCED = document(
-    "  - {devices: [0], mig-enabled: true, mig-devices: {1g.5gb: 2, 2g.10gb: 1, 3g.20gb: 1}}\n"
-)
+BALANCED = document(layout_table.rule_line("[0]", layout_table.counts_of("all-balanced")) + "\n")
 
 
 def custom_layout(

@@ -54,6 +54,14 @@ def counts(gpu: str) -> Mapping[str, int] | None:
     return collections.Counter(device.partition("@")[0] for device in sorted(gpu.split()))
 
 
+def counts_of(layout: str) -> Mapping[str, int]:
+    """Return how many devices of each profile each GPU has with a layout that has MIG on."""
+    (gpu,) = gpus_with(layout, 1)
+    listed = counts(gpu)
+    assert listed is not None, layout
+    return listed
+
+
 def document(layouts: Iterable[str]) -> str:
     """Return the file with layouts of the table."""
     return render({layout: rule_lines(LAYOUTS[layout]) for layout in layouts})
@@ -87,10 +95,11 @@ def devices_by_gpu(gpus: Gpus) -> set[str]:
 
 def devices_in_words(gpus: Sequence[model.Gpu]) -> Gpus:
     """Return what observed GPUs have, in the words of the table."""
-    return tuple(map(_devices_of, gpus))
+    return tuple(map(gpu_in_words, gpus))
 
 
-def _devices_of(gpu: model.Gpu) -> str:
+def gpu_in_words(gpu: model.Gpu) -> str:
+    """Return what an observed GPU has; a GPU instance in parentheses has no compute instance."""
     if gpu.current_mode is not gpu.pending_mode:
         return "between two modes"
     if gpu.current_mode is model.MigMode.DISABLED:

@@ -9,7 +9,8 @@ import pytest
 from mig_manager import errors, reasons
 from mig_manager.adapters.nvml import library
 from mig_manager.core import model
-from tests.rigs.node.nvml_rig import Boot, NvmlRig, ci_step, content, everything, gi_step
+from tests.rigs.layout_table import gpu_in_words
+from tests.rigs.node.nvml_rig import Boot, NvmlRig, ci_step, everything, gi_step
 
 T = TypeVar("T")
 
@@ -64,7 +65,7 @@ def test_any_answer_while_observing_is_tolerated_or_a_typed_error(
                 assert is_explained or failure.reason is reasons.Reason.NOT_SUPPORTED
             if observed is not None and not says_none(function, code):
                 # What is borne makes no instance disappear.
-                assert content(observed) == content(gpu), function
+                assert gpu_in_words(observed) == gpu_in_words(gpu), function
             rig.state.clear_faults()
         assert rig.observe() == gpu
         assert pynvml._nvmlLib_refcount == 0 or function == "nvmlShutdown"
@@ -77,7 +78,7 @@ def test_any_answer_while_changing_is_tolerated_or_a_typed_error(
 ) -> None:
     rig = boot(in_use_timeout_s=0.5)
     rig.gpus.execute(everything(rig.fill("1g.5gb", "3g.20gb")))
-    expected = content(rig.observe())
+    expected = gpu_in_words(rig.observe())
 
     def change() -> model.ObservedGpus:
         return rig.gpus.execute(everything(before[0]), before)
@@ -92,6 +93,6 @@ def test_any_answer_while_changing_is_tolerated_or_a_typed_error(
             failure, after = attempt(change)
             rig.state.clear_faults()
             is_reported = failure is not None or (after is not None and bool(after.unreachable))
-            assert is_reported or content(rig.observe()) == expected
+            assert is_reported or gpu_in_words(rig.observe()) == expected
             before = rig.gpus.execute(everything(rig.observe()))
-            assert content(before[0]) == expected
+            assert gpu_in_words(before[0]) == expected

@@ -16,6 +16,7 @@ from mig_manager.core import model
 from mig_manager.core.planner import planner
 from mig_manager.sandbox.driver import calls, simulated_nvml, states
 from testkit import matrix, nvml_faults
+from tests.rigs import layout_table
 from tests.rigs.node import nvml_rig
 from tests.rigs.node.nvml_rig import OFF, Boot, NvmlRig, ci_step, end_steps, gi_step
 
@@ -114,7 +115,7 @@ def test_virtualization_is_observed_if_the_library_has_the_query(
 def test_a_gpu_instance_without_compute_instance_is_observed(rig: NvmlRig) -> None:
     rig.execute(gi_step(rig.enable(), "2g.10gb", 4))
     gpu = rig.observe()
-    assert nvml_rig.content(gpu) == ["[2g.10gb@4:2]"]
+    assert layout_table.gpu_in_words(gpu) == "(2g.10gb)@4"
     assert gpu.mig_uuids == ()
 
 
@@ -273,7 +274,7 @@ def test_a_gpu_without_memory_of_its_own_gets_its_layout(
     names = sorted(str(row.profile) for row in gpu.profiles or ())
     assert names == ["1g.0gb", "1g.0gb+me", "2g.0gb", "2g.0gb+me", "4g.0gb"]
     gpu = rig.fill("2g.0gb", "1g.0gb")
-    assert nvml_rig.content(gpu) == ["2g.0gb@0:2", "1g.0gb@2:1"]
+    assert layout_table.gpu_in_words(gpu) == "2g.0gb@0 1g.0gb@2"
 
 
 def test_a_profile_newer_than_this_version_is_observed_by_an_own_name() -> None:

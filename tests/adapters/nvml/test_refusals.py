@@ -11,13 +11,13 @@ from mig_manager import reasons
 from mig_manager.core import model
 from mig_manager.sandbox.driver import states
 from testkit import nvml_faults
+from tests.rigs import layout_table
 from tests.rigs.node.nvml_rig import (
     OFF,
     ON,
     Boot,
     NvmlRig,
     ci_step,
-    content,
     end_steps,
     gi_step,
     mode_step,
@@ -172,7 +172,7 @@ def test_a_gpu_that_a_mode_change_attaches_again_is_found(boot: Boot) -> None:
     create = gi_step(gpu, "7g.40gb")
     rig.execute(mode_step(gpu, ON), create, ci_step(create, "7g.40gb"))
     after = rig.observe()
-    assert content(after) == ["7g.40gb@0:8"]
+    assert layout_table.gpu_in_words(after) == "7g.40gb@0"
     assert (after.index, after.uuid) == (gpu.index, gpu.uuid)
 
 

@@ -11,6 +11,7 @@ from mig_manager import errors, reasons
 from mig_manager.adapters.nvml import step_executor
 from mig_manager.core import model, profile_name, steps
 from mig_manager.sandbox.driver import states
+from tests.rigs import layout_table
 from tests.rigs.driver import nvml_codes
 from tests.rigs.node.nvml_rig import (
     OFF,
@@ -18,7 +19,6 @@ from tests.rigs.node.nvml_rig import (
     Boot,
     NvmlRig,
     ci_step,
-    content,
     end_steps,
     gi_step,
     mode_step,
@@ -103,7 +103,7 @@ def test_an_instance_that_took_over_an_id_in_a_wait_is_spared(boot: Boot) -> Non
     rig.clock.on_wait.append(replace)
     rig.execute(*ends)
 
-    assert content(rig.observe()) == ["1g.20gb@0:2"]
+    assert layout_table.gpu_in_words(rig.observe()) == "1g.20gb@0"
 
 
 def test_a_compute_instance_that_took_over_an_id_is_spared(rig: NvmlRig) -> None:
@@ -158,7 +158,7 @@ def test_instances_are_created_where_the_plan_wants_them(rig: NvmlRig) -> None:
     # Left to itself the driver would take 6 and then 4.
     gpu = rig.enable()
     rig.execute(gi_step(gpu, "1g.5gb", 0), gi_step(gpu, "1g.5gb", 3))
-    assert content(rig.observe()) == ["[1g.5gb@0:1]", "[1g.5gb@3:1]"]
+    assert layout_table.gpu_in_words(rig.observe()) == "(1g.5gb)@0 (1g.5gb)@3"
     assert rig.calls("nvmlDeviceCreateGpuInstance") == 0
 
 
@@ -173,13 +173,13 @@ def test_every_placement_is_reached_on_a_driver_that_chooses_them(boot: Boot) ->
     gpu = rig.enable()
     for start in (6, 0, 3):
         rig.execute(gi_step(gpu, "1g.5gb", start))
-    instances = ["[1g.5gb@0:1]", "[1g.5gb@3:1]", "[1g.5gb@6:1]"]
-    assert content(rig.observe()) == instances
+    instances = "(1g.5gb)@0 (1g.5gb)@3 (1g.5gb)@6"
+    assert layout_table.gpu_in_words(rig.observe()) == instances
     # Occupied: what was created on the way is gone again.
     error = rig.refusal(gi_step(gpu, "2g.10gb", 2))
     assert "4:2 and never 2:2; undone" in error.message
     assert error.reason is reasons.Reason.NOT_SUPPORTED
-    assert content(rig.observe()) == instances
+    assert layout_table.gpu_in_words(rig.observe()) == instances
 
 
 def test_what_such_a_driver_created_elsewhere_is_removed_once_idle(boot: Boot) -> None:
@@ -188,7 +188,7 @@ def test_what_such_a_driver_created_elsewhere_is_removed_once_idle(boot: Boot) -
     create = gi_step(rig.enable(), "1g.5gb", 0)
     rig.fault("nvmlGpuInstanceDestroy", code=states.Code.IN_USE, count=2)
     rig.execute(create)
-    assert content(rig.observe()) == ["[1g.5gb@0:1]"]
+    assert layout_table.gpu_in_words(rig.observe()) == "(1g.5gb)@0"
 
 
 def _without_the_second(
@@ -248,7 +248,7 @@ def test_a_failure_on_one_gpu_does_not_stop_another(boot: Boot) -> None:
         enabling += [mode_step(gpu, ON), gi_step(gpu, "7g.40gb")]
     error = rig.refusal(*enabling)
     after = rig.gpus.observe()
-    assert [content(gpu) for gpu in after] == [[], ["[7g.40gb@0:8]"], []]
+    assert layout_table.devices_in_words(after) == ("", "(7g.40gb)@0", "")
     first, second = error.message.split("; ")
     assert first.startswith(f"GPU 0 ({gpus[0].uuid}): cannot create GPU instance 7g.40gb at 0:8")
     assert second.startswith(f"GPU 2 ({gpus[2].uuid}): ")
@@ -261,7 +261,7 @@ def test_a_gpu_stops_at_its_first_failure(rig: NvmlRig) -> None:
     ordered = [gi_step(gpu, "1g.5gb", start) for start in range(3)]
     rig.fault("nvmlDeviceCreateGpuInstance*", first=2, code=states.Code.INSUFFICIENT_RESOURCES)
     rig.refusal(*ordered)
-    assert content(rig.observe()) == ["[1g.5gb@0:1]"]
+    assert layout_table.gpu_in_words(rig.observe()) == "(1g.5gb)@0"
 
 
 def test_gpus_are_changed_at_the_same_time_by_threads_that_end(boot: Boot) -> None:
@@ -278,7 +278,7 @@ def test_gpus_are_changed_at_the_same_time_by_threads_that_end(boot: Boot) -> No
     before = threading.active_count()
     rig.execute(*[gi_step(gpu, "7g.40gb") for gpu in gpus])
     assert threading.active_count() == before
-    assert [content(gpu) for gpu in rig.gpus.observe()] == 4 * [["[7g.40gb@0:8]"]]
+    assert layout_table.devices_in_words(rig.gpus.observe()) == 4 * ("(7g.40gb)@0",)
 
 
 @pytest.mark.parametrize("index", [0, 7], ids=["another in its place", "none in its place"])

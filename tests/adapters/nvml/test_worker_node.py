@@ -119,7 +119,7 @@ Act = Callable[[WorkerNode, worker_client.WorkerGpus], object]
 
 
 def observe(_node: WorkerNode, gpus: worker_client.WorkerGpus) -> None:
-    assert nvml_rig.content(gpus.observe()[0])
+    assert gpus.observe()[0].gpu_instances
 
 
 def execute(node: WorkerNode, gpus: worker_client.WorkerGpus) -> None:

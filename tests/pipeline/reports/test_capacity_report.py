@@ -291,7 +291,7 @@ def test_drift_is_published_with_the_use_of_its_instances(rig: node_rig.NodeRig)
 def test_gpus_changed_at_rest_are_published_with_their_use(
     rig: node_rig.NodeRig, layout: str | None
 ) -> None:
-    first = layout_table.rule_line("[0]", {"1g.5gb": 2, "2g.10gb": 1, "3g.20gb": 1})
+    first = layout_table.rule_line("[0]", layout_table.counts_of("all-balanced"))
     agent = agents.new_agent(rig, layouts=f"{agents.CONFIG}  first:\n{first}\n")
     outcome = agents.run(rig, layout, by=agent) if layout else agent.restore_without_request()
     backup = dict(rig.node_object.annotations)

@@ -10,6 +10,7 @@ from mig_manager.agent import drift
 from mig_manager.core.layout import config, layout_list
 from mig_manager.core.objects import well_known
 from mig_manager.core.settings import node_settings
+from tests.rigs import layout_table
 from tests.rigs.node import agents, fakes, gpu_values, node_rig, nodes, strikes
 
 OWNERS_FILE = """
@@ -91,7 +92,7 @@ def test_only_layouts_that_fit_are_listed_with_their_hash(rig: node_rig.NodeRig)
 
 def test_generated_layouts_precede_the_default_file_which_fills_up(rig: node_rig.NodeRig) -> None:
     assert apply(rig, "all-balanced", **DEFAULT) == (reasons.Reason.APPLIED, GENERATED)
-    assert devices(rig) == [agents.BALANCED] * 2
+    assert devices(rig) == [layout_table.counts_of("all-balanced")] * 2
     assert apply(rig, "team-a", **DEFAULT) == (reasons.Reason.APPLIED, "test.yaml:4")
 
 

@@ -44,9 +44,6 @@ CONFIG = (
 )
 
 
-BALANCED = layout_table.counts(*layout_table.gpus_with("all-balanced", 1)) or {}
-
-
 TIMEOUTS = {
     "drain_timeout_s": 20,
     "plugin_timeout_s": 20,

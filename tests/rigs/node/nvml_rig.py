@@ -199,16 +199,6 @@ def everything(before: model.Gpu) -> steps.Plan:
     )
 
 
-def content(gpu: model.Gpu) -> list[str]:
-    """Return what is on a GPU: compute instances by name, and idle GPU instances in brackets."""
-    texts: list[str] = []
-    for gi in gpu.gpu_instances:
-        texts += [f"{ci.profile}@{gi.placement}" for ci in gi.compute_instances] or [
-            f"[{gi.profile}@{gi.placement}]"
-        ]
-    return texts
-
-
 # -- through the binding alone ----------------------------------------------------------------
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from mig_manager.core import model, steps
 from mig_manager.core.objects import node_object, pod_object
+from tests.rigs import layout_table
 from tests.rigs.node import gpu_values
 
 _PROFILE = re.compile(r"(?:(\d+)c\.)?(\d+)g\.(\d+)gb(?:([+-])(.+))?")
@@ -257,5 +258,5 @@ def step_lines(plan: steps.Plan) -> list[str]:
 
 def balanced_gpu() -> model.ObservedGpus:
     """An A100 with 1g.5gb twice, 2g.10gb and 3g.20gb."""
-    devices = {"1g.5gb": 2, "2g.10gb": 1, "3g.20gb": 1}
+    devices = layout_table.counts_of("all-balanced")
     return model.ObservedGpus(gpu_values.gpus_of("A100-SXM4-40GB", devices))

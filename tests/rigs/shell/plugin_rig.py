@@ -20,25 +20,18 @@ from mig_manager.core import model
 from mig_manager.core.records import run_status
 from mig_manager.kubectl import __main__ as plugin
 from testkit import apiserver
-from tests.rigs import api_objects, programs
-from tests.rigs.node import agents, gpu_values
+from tests.rigs import api_objects, layout_table, programs
+from tests.rigs.node import gpu_values
 from tests.rigs.shell import commandline
 
 BIN = pathlib.Path(sys.executable).parent  # where the console scripts are
-CONFIG = """\
-version: v1
-mig-configs:
-  all-disabled:
-    - {devices: all, mig-enabled: false}
-  all-1g.5gb:
-    - {devices: all, mig-enabled: true, mig-devices: {1g.5gb: 7}}
-  all-balanced:
-    - {devices: all, mig-enabled: true, mig-devices: {1g.5gb: 2, 2g.10gb: 1, 3g.20gb: 1}}
+CONFIG = (
+    layout_table.document(("all-disabled", "all-1g.5gb", "all-balanced"))
+    + """\
   all-1g.10gb:
     - {device-filter: "0x233010DE", devices: all, mig-enabled: true, mig-devices: {1g.10gb: 7}}
 """
-
-_DEVICES = {"all-disabled": None, "all-1g.5gb": {"1g.5gb": 7}, "all-balanced": agents.BALANCED}
+)
 
 
 def ago(**span: float) -> str:
@@ -49,7 +42,8 @@ def ago(**span: float) -> str:
 
 def gpus_with(spec: str, layout: str | None = None) -> tuple[model.Gpu, ...]:
     """Return GPUs of a simulated node, with a layout for A100s if one is named."""
-    return gpu_values.gpus_of(spec, _DEVICES[layout] if layout else None)
+    (devices,) = layout_table.gpus_with(layout or "all-disabled", 1)
+    return gpu_values.gpus_of(spec, layout_table.counts(devices))
 
 
 def node(  # noqa: PLR0913 - each is named where it is called

@@ -12,10 +12,12 @@ from mig_manager.core.fleet import fleet_nodes, listed_layouts, preview
 from mig_manager.core.layout import config, layout_list, served
 from mig_manager.core.objects import discovery_labels, pod_object, well_known
 from mig_manager.core.records import inventory_codec
+from tests.rigs import layout_table
 from tests.rigs.node import agents, gpu_values, samples
 
 A100 = hardware.find("A100-SXM4-40GB")
 DOCUMENT = config.parse(agents.CONFIG, source="test")
+LISTED = layout_table.counts_of("all-balanced")
 MIXED = {"nvidia.com/mig-1g.5gb": 2, "nvidia.com/mig-2g.10gb": 1, "nvidia.com/mig-3g.20gb": 1}
 NodeFit = preview.NodeFit
 
@@ -47,7 +49,7 @@ def counts(node_plan: preview.NodePlan) -> Mapping[str, object]:
     return {**plan["instances"]}
 
 
-BALANCED = node(gpus(agents.BALANCED), **MIXED)
+BALANCED = node(gpus(LISTED), **MIXED)
 GPU_POD = pod("p", "nvidia.com/gpu")
 PLUGIN_POD = pod(
     "plugin",
@@ -66,7 +68,7 @@ PLUGIN_POD = pod(
             node(gpus()), "all-1g.5gb", [GPU_POD], (0, 0, 14), ("default/p",), (), id="the first"
         ),
         pytest.param(
-            node(gpus(agents.BALANCED), **{"nvidia.com/gpu": 8}),
+            node(gpus(LISTED), **{"nvidia.com/gpu": 8}),
             "one-slice-changed",
             [GPU_POD, pod("q", "other")],
             (7, 1, 2),
@@ -109,7 +111,7 @@ def test_a_first_layout_changes_modes_and_resets_gpus() -> None:
 
 
 def test_a_pod_that_may_use_an_unreachable_gpu_is_not_certainly_evicted() -> None:
-    both = gpus(agents.BALANCED)
+    both = gpus(LISTED)
     published = gpu_values.seen_of(both, {both[1].uuid})
 
     node_plan = plan_for(
@@ -137,7 +139,7 @@ def test_a_node_without_labels_has_the_devices_that_it_advertises(
 
 
 def test_resources_by_profile_separate_certain_from_possible_evictions() -> None:
-    there = node(gpus(agents.BALANCED), **MIXED)
+    there = node(gpus(LISTED), **MIXED)
 
     node_plan = plan_for(
         there,
@@ -151,7 +153,7 @@ def test_resources_by_profile_separate_certain_from_possible_evictions() -> None
     assert counts(node_plan) == {"kept": 7, "destroyed": 1, "created": 2}
     assert node_plan.evicted == ()
     assert node_plan.maybe_evicted == ("default/gone",)
-    only_gpu = node(gpus(agents.BALANCED, count=1), **MIXED)
+    only_gpu = node(gpus(LISTED, count=1), **MIXED)
     layout = DOCUMENT.layout("one-slice-changed")
     alone = dataclasses.replace(layout, rules=layout.rules[:1])
     document = dataclasses.replace(DOCUMENT, layouts={layout.name: alone})
