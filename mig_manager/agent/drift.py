@@ -28,7 +28,6 @@ class Action(enum.Enum):
 def act(
     attempt: attempts.Attempt,
     memory: drift_verdicts.DriftMemory,
-    outcome: outcomes.Outcome,
     observation: drift_checks.Observation,
     view: node_object.NodeView,
 ) -> tuple[Action, drift_verdicts.DriftMemory]:
@@ -40,8 +39,7 @@ def act(
         ClusterError: The API refused or does not answer.
         HardwareError: The driver does not list the processes of pods whose devices no GPU has.
     """
-    gpus = observation.gpus
-    memory = memory.since(outcome, gpus)
+    gpus, outcome = observation.gpus, memory.outcome
     is_success = outcome.state is run_status.State.SUCCESS
     if not (is_success or outcome.reason is reasons.Reason.DRIFTED):
         # A run that failed early has not verified the devices.
@@ -56,8 +54,7 @@ def act(
     action = Action.REST
     verdict = drift_verdicts.compare(
         observation,
-        outcome,
-        memory=memory,
+        memory,
         applied=attempt.record.applied_fingerprints,
         view=view,
         is_stale=lambda: bool(
@@ -70,11 +67,11 @@ def act(
             # A GPU that is back must not cause evictions on another GPU.
             action, next_memory = (Action.HEAL if is_success else Action.RUN), memory
         case drift_verdicts.Verdict.UNKNOWN:
-            next_memory = _count_failure(attempt, memory, observation, is_success=is_success)
+            next_memory = _count_failure(attempt, memory, observation)
         case drift_verdicts.Verdict.RELOADED | drift_verdicts.Verdict.STALE:
             action = Action.HEAL
         case drift_verdicts.Verdict.DRIFTED:
-            description = _handle_drift(attempt, observation, memory, outcome)
+            description = _handle_drift(attempt, observation, memory)
             if description:
                 withdrawing.withdraw(attempt, gpus, view)
             next_memory = dataclasses.replace(next_memory, description=description)
@@ -95,8 +92,6 @@ def _count_failure(
     attempt: attempts.Attempt,
     memory: drift_verdicts.DriftMemory,
     observation: drift_checks.Observation,
-    *,
-    is_success: bool,
 ) -> drift_verdicts.DriftMemory:
     """Count a check that observed no GPU; publish that readiness is unknown after several."""
     if observation.error is None or observation.gpus:
@@ -106,6 +101,7 @@ def _count_failure(
         failed_checks=memory.failed_checks + 1,
         was_driver_away=memory.was_driver_away or observation.error in _DRIVER_AWAY,
     )
+    is_success = memory.outcome.state is run_status.State.SUCCESS
     is_ready = is_success and not (memory.is_drifted or memory.has_phantoms or memory.is_unknown)
     is_unknown = is_ready and memory.failed_checks >= memory.max_failed_checks
     if is_unknown:
@@ -120,11 +116,10 @@ def _handle_drift(
     attempt: attempts.Attempt,
     observation: drift_checks.Observation,
     memory: drift_verdicts.DriftMemory,
-    outcome: outcomes.Outcome,
 ) -> str:
     """Describe the drift, and publish the description if it is new; empty: restore the layout.
 
-    ``memory`` is as of the last check, or of the run with the ``outcome``.
+    ``memory`` is as of the last check, or of the run.
     """
     affected = ""
     plan = observation.plan
@@ -141,9 +136,9 @@ def _handle_drift(
         if missing
         else outcomes.drift_message(attempt.status.title, affected, observation.message)
     )
-    if memory.description == outcome.description:
+    if memory.description == memory.outcome.description:
         # The run has published the drift, maybe in more words.
-        is_same = outcome.missing_gpus == missing
+        is_same = memory.outcome.missing_gpus == missing
     else:
         is_same = memory.description == message
     if not is_same:

@@ -3,7 +3,6 @@
 import dataclasses
 import enum
 from collections.abc import Callable, Hashable
-from typing import Self
 
 from mig_manager import reasons
 from mig_manager.agent import drift_checks, outcomes
@@ -29,10 +28,10 @@ class Verdict(enum.Enum):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class DriftMemory:
-    """Observations since the last run."""
+    """The last run, and what the drift checks since have observed."""
 
-    outcome: outcomes.Outcome | None = None  # of the run; None: no check followed one
-    baseline: Hashable = None
+    outcome: outcomes.Outcome  # of the run
+    baseline: Hashable  # facts on which the outcome depended
     failed_checks: int = 0  # in a row: no GPU could be observed
     was_driver_away: bool = False  # in one of these checks
     is_unknown: bool = False  # whether it is published that no GPU can be observed
@@ -59,13 +58,12 @@ class DriftMemory:
         """Whether to check soon: until the layout is back, pods may get whole GPUs."""
         return self.was_driver_away and 0 < self.failed_checks < self.max_failed_checks
 
-    def since(self, outcome: outcomes.Outcome, gpus: model.ObservedGpus) -> Self:
-        """Return the memory since a run with this outcome: a new one after another run."""
-        if outcome is self.outcome:
-            return self
+    @staticmethod
+    def after(outcome: outcomes.Outcome, gpus: model.ObservedGpus) -> "DriftMemory":
+        """Return the memory after a run with this outcome; ``gpus`` are of the first check."""
         is_drifted = outcome.reason is reasons.Reason.DRIFTED
         last = outcome.gpus_after_failure
-        return type(self)(
+        return DriftMemory(
             outcome=outcome,
             baseline=_deciding_facts(gpus if last is None else last),
             description=outcome.description if is_drifted else "",
@@ -74,9 +72,8 @@ class DriftMemory:
 
 def compare(
     observation: drift_checks.Observation,
-    outcome: outcomes.Outcome,
-    *,
     memory: DriftMemory,
+    *,
     applied: applied_gpus.GpuFingerprints | None,
     view: node_object.NodeView,
     is_stale: Callable[[], bool],
@@ -85,14 +82,13 @@ def compare(
 
     Args:
         observation: The GPUs now, compared with the layout.
-        outcome: The last run's.
-        memory: The checks since.
+        memory: The last run, and the checks since.
         applied: The layout as applied; None if it is not known.
         view: The Node as last reported.
         is_stale: Asks whether the plugin or driver advertises other devices than the GPUs have;
             called only if the Node or the GPUs let suspect that.
     """
-    gpus = observation.gpus
+    gpus, outcome = observation.gpus, memory.outcome
     is_success = outcome.state is run_status.State.SUCCESS
     is_drifted = outcome.reason is reasons.Reason.DRIFTED
     if is_success:
@@ -107,7 +103,7 @@ def compare(
     if observation.is_active is None or not (is_success or is_drifted):
         return Verdict.UNKNOWN
     if observation.is_active:
-        if _is_suspect(observation, outcome, memory, applied, view) and is_stale():
+        if _is_suspect(observation, memory, applied, view) and is_stale():
             return Verdict.STALE
         was_unsure = memory.is_drifted or memory.is_unknown
         return Verdict.ACTIVE_AGAIN if was_unsure else Verdict.ACTIVE
@@ -121,13 +117,12 @@ def compare(
 
 def _is_suspect(
     observation: drift_checks.Observation,
-    outcome: outcomes.Outcome,
     memory: DriftMemory,
     applied: applied_gpus.GpuFingerprints | None,
     view: node_object.NodeView,
 ) -> bool:
     """Return whether the plugin may advertise other devices than the active layout has."""
-    gpus = observation.gpus
+    gpus, outcome = observation.gpus, memory.outcome
     # The same instances may have another place.
     differs = applied is None or not applied.has_same(gpus)
     # Without a plan, a run can verify only what the last one did.

@@ -47,7 +47,8 @@ class Reconciler:
             publisher=publish.Publisher(deps.node, deps.host_copy_file),
         )
         self._layouts = layout_report.LayoutReport(self._context)
-        self._drift = drift_verdicts.DriftMemory()
+        self._drift: drift_verdicts.DriftMemory | None = None
+        """Of the last check; None: there was none."""
         self.node = deps.node
         self.capacity = capacity_report.CapacityReport(self._context)
         self._series = attempt_series.AttemptSeries(self._context, self.capacity.update_gpus)
@@ -123,7 +124,8 @@ class Reconciler:
 
     def awaits_driver(self, outcome: outcomes.Outcome | None) -> bool:
         """Return whether the last check after a run met no driver: the next should follow soon."""
-        return self._drift.outcome is outcome and self._drift.awaits_driver
+        memory = self._drift
+        return memory is not None and memory.outcome is outcome and memory.awaits_driver
 
     def check_drift(
         self, request: layout_request.Request, outcome: outcomes.Outcome
@@ -153,7 +155,10 @@ class Reconciler:
                 is_drifted = observation.is_active is False and not may_differ
                 why_not = repairing.DRIFTED if is_drifted else ""
                 repair = self._publish_faults(observation.gpus, why_not=why_not)
-            action, self._drift = drift.act(attempt, self._drift, outcome, observation, view)
+            memory = self._drift
+            if memory is None or memory.outcome is not outcome:
+                memory = drift_verdicts.DriftMemory.after(outcome, observation.gpus)
+            action, self._drift = drift.act(attempt, memory, observation, view)
             if repair.gpus and action in (drift.Action.REST, drift.Action.RUN):
                 repairing.begin_repairs(attempt, repair)
                 return drift.Action.RUN
