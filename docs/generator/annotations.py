@@ -220,8 +220,7 @@ class JournalAnnotation(TypedDict):
     rebootedFrom: str
     draining: bool
     hasEvicted: bool
-    hasPlugin: bool
-    hasDraDriver: bool
+    advertisers: list[str]
     applied: str
     bootId: str
     snapshot: NotRequired[list[_Snapshot]]

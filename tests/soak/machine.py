@@ -231,7 +231,7 @@ class Soak(stateful.RuleBasedStateMachine):
         if outcome is None:
             # Without a request, or at the end of the process, the next start or request rolls back
             # and finds out whether the devices are advertised.
-            pending = ("snapshot", "has_plugin")
+            pending = ("snapshot", "advertisers")
         elif outcome.should_retry:
             # A drain that is tried again keeps its taint: pods have left the node already. The
             # next try rolls back where a process prevented that.

@@ -11,7 +11,6 @@ from mig_manager import errors, reasons
 from mig_manager.agent import node_context, run_recorder
 from mig_manager.core import model, ports
 from mig_manager.core.objects import pod_object
-from mig_manager.core.records import node_entries
 
 
 class Advertiser(abc.ABC):
@@ -28,18 +27,13 @@ class Advertiser(abc.ABC):
     def owns(self, pod: pod_object.Pod) -> bool:
         """Return whether a pod runs it."""
 
-    @abc.abstractmethod
-    def was_paused(self, entries: node_entries.NodeEntries) -> bool:
-        """Return whether it served the node before it was paused."""
-
     def is_awaited(self, recorder: run_recorder.RunRecorder, labels: Mapping[str, str]) -> bool:
         """Return whether it must serve the node again, even without a pod now.
 
         With its deploy label, one of the node's ``labels``, the owner can say that it must not.
         """
-        was_paused = self.was_paused(recorder.journal.node)
-        must_serve = was_paused or self.deploy_label in recorder.record.awaited
-        return must_serve and labels.get(self.deploy_label) != "false"
+        must_serve = recorder.journal.node.advertisers | recorder.record.awaited
+        return self.deploy_label in must_serve and labels.get(self.deploy_label) != "false"
 
     @abc.abstractmethod
     def withdraw(self, deps: ports.Dependencies) -> None:

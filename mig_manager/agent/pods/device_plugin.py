@@ -11,7 +11,6 @@ from mig_manager.core import messages, model, ports
 from mig_manager.core.node.daemons import clients
 from mig_manager.core.node.devices import phantoms, resources, schedulable, strategies
 from mig_manager.core.objects import node_object, pod_object, well_known
-from mig_manager.core.records import node_entries
 
 _log = structlog.get_logger()
 
@@ -26,9 +25,6 @@ class DevicePlugin(device_advertiser.Advertiser):
 
     def owns(self, pod: pod_object.Pod) -> bool:
         return clients.is_device_plugin(pod)
-
-    def was_paused(self, entries: node_entries.NodeEntries) -> bool:
-        return entries.has_plugin
 
     def withdraw(self, deps: ports.Dependencies) -> None:
         """Remove kubelet's devices from the node until a new plugin registers."""

@@ -10,7 +10,6 @@ from mig_manager.agent.pods import device_advertiser
 from mig_manager.core import model, ports
 from mig_manager.core.node.devices import claims, strategies
 from mig_manager.core.objects import pod_object, well_known
-from mig_manager.core.records import node_entries
 
 _log = structlog.get_logger()
 
@@ -23,9 +22,6 @@ class DraDriver(device_advertiser.Advertiser):
 
     def owns(self, pod: pod_object.Pod) -> bool:
         return claims.is_driver(pod)
-
-    def was_paused(self, entries: node_entries.NodeEntries) -> bool:
-        return entries.has_dra_driver
 
     def withdraw(self, deps: ports.Dependencies) -> None:
         """Delete the ResourceSlices, until a new driver publishes its own.
@@ -112,7 +108,7 @@ def list_with_unbound(attempt: attempts.Attempt) -> pod_object.Pods:
     workloads = attempt.deps.workloads
     pods = workloads.list()
     # The scheduler may have allocated devices until the driver was paused.
-    was_paused = DraDriver().was_paused(attempt.journal.node)
+    was_paused = DraDriver.deploy_label in attempt.journal.node.advertisers
     has_driver = was_paused or any(map(claims.is_driver, pods))
     return with_unbound(workloads, pods) if has_driver else pods
 

@@ -102,12 +102,9 @@ def record_present(attempt: attempts.Attempt) -> None:
         return
     with contextlib.suppress(errors.ClusterError):
         pods = (pod for pod in attempt.deps.workloads.present() if not pod.is_terminating)
-        labels = {
-            each.deploy_label
-            for each in node_advertisers.owners(pods)
-            if not each.was_paused(journal.node)
-        }
-        attempt.recorder.set_record(attempt.record.without_awaited(labels))
+        labels = {each.deploy_label for each in node_advertisers.owners(pods)}
+        present = labels - journal.node.advertisers
+        attempt.recorder.set_record(attempt.record.without_awaited(present))
 
 
 def require_none_stuck(context: node_context.NodeContext, pods: Iterable[pod_object.Pod]) -> None:
@@ -174,16 +171,15 @@ def _pause(
         names += [pod.key for pod in pause.to_delete]
         stopped = node_advertisers.owners((*pause.label_managed, *pause.to_delete))
         served = frozenset(
-            each
+            each.deploy_label
             for each in node_advertisers.ALL
-            if each in stopped or each.deploy_label in pause.labels or each.was_paused(before.node)
+            if each in stopped or each.deploy_label in pause.labels
         )
         node = dataclasses.replace(
             before.node,
             paused_labels={**pause.labels, **before.node.paused_labels},
             has_reconfiguring_taint=bool(pause.to_delete) or before.node.has_reconfiguring_taint,
-            has_plugin=node_advertisers.PLUGIN in served,
-            has_dra_driver=node_advertisers.DRIVER in served,
+            advertisers=before.node.advertisers | served,
         )
         return run_recorder.PhaseStart(
             message="pausing " + ", ".join(names or ["nothing"]),

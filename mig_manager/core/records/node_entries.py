@@ -36,10 +36,9 @@ class NodeEntries:
     paused_labels: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """Deploy label -> its value before we paused it, in the order of the resume."""
     plugin_config: PluginConfig | None = None  # set back unless the run succeeds
-    has_plugin: bool = False
-    """Whether a device plugin served the node before the pause: one must run again, and the
-    journal stays until its devices are verified."""
-    has_dra_driver: bool = False  # whether NVIDIA's DRA driver served it before the pause
+    advertisers: frozenset[str] = frozenset()
+    """Deploy labels of device plugin and DRA driver, if these served the node before the pause.
+    They must serve it again, and the journal stays until their devices are verified."""
     rebooted_from: str = ""  # the boot in which this request rebooted the machine; empty: none
 
     @property
@@ -54,7 +53,7 @@ class NodeEntries:
 
     def remaining(self, end: RunEnd) -> "NodeEntries":
         """Return the entries that stay at the end of a run."""
-        unverified = NodeEntries(has_plugin=self.has_plugin, has_dra_driver=self.has_dra_driver)
+        unverified = NodeEntries(advertisers=self.advertisers)
         match end:
             case RunEnd.RESTORED:
                 return NodeEntries()
@@ -70,8 +69,7 @@ class NodeEntries:
         data: dict[str, Any] = {
             "holdTaint": self.has_reconfiguring_taint,
             "pausedLabels": dict(self.paused_labels),
-            "hasPlugin": self.has_plugin,
-            "hasDraDriver": self.has_dra_driver,
+            "advertisers": sorted(self.advertisers),
             "rebootedFrom": self.rebooted_from,
         }
         if self.plugin_config:
@@ -90,12 +88,14 @@ class NodeEntries:
             for key, value in paused.items()
         ):
             raise ValueError("pausedLabels is not a map of deploy labels")
+        advertisers = json_text.string_list(data.get("advertisers", []))
+        if not all(map(well_known.is_deploy_label, advertisers)):
+            raise ValueError("advertisers is not a list of deploy labels")
         return NodeEntries(
             has_reconfiguring_taint=hold,
             paused_labels=paused,
             plugin_config=_plugin_config(data.get("pluginConfig")),
-            has_plugin=data.get("hasPlugin") is True,
-            has_dra_driver=data.get("hasDraDriver") is True,
+            advertisers=frozenset(advertisers),
             rebooted_from=json_text.string(data, "rebootedFrom", ""),
         )
 

@@ -48,7 +48,10 @@ def test_an_invalid_journal_is_set_aside_and_marked_labels_are_restored(text: st
 def test_the_snapshot_of_a_journal_outlives_its_text() -> None:
     rig = nodes.busy_node()
     without_gpus = journals.Journal(
-        config="a", boot_id="b", applied_before="c", node=node_entries.NodeEntries(has_plugin=True)
+        config="a",
+        boot_id="b",
+        applied_before="c",
+        node=node_entries.NodeEntries(advertisers=frozenset({well_known.PLUGIN_DEPLOY_LABEL})),
     )
     snapshot = tuple(gpu.snapshot for gpu in rig.gpus)
     journal = dataclasses.replace(without_gpus, gpus=journals.GpuEntries(snapshot=snapshot))

@@ -109,7 +109,7 @@ def unrestored_on(
             if rig.node_object.labels.get(well_known.STATE_LABEL) != "success"
             else ()
         ),
-        *(unrestored.UNVERIFIED_ADVERTISERS if is_stopped or is_in_drain else ()),
+        *(("advertisers",) if is_stopped or is_in_drain else ()),
         *(("has_reconfiguring_taint",) if is_in_drain else ()),
     )
     return [

@@ -9,9 +9,6 @@ from mig_manager.core.records import journals, node_entries
 
 _Entries = TypeVar("_Entries", node_entries.NodeEntries, journals.HostEntries, journals.GpuEntries)
 
-UNVERIFIED_ADVERTISERS = ("has_plugin", "has_dra_driver")
-"""Entries for advertisers of devices: a stopped agent may leave their verification to the next."""
-
 
 def on_node(
     view: node_object.NodeView,
