@@ -18,7 +18,7 @@ from mig_manager.agent import (
     outcomes,
     run_recorder,
 )
-from mig_manager.agent.phases import failures, host
+from mig_manager.agent.phases import failures, services_and_hooks
 from mig_manager.change import hook_points
 from mig_manager.core import messages, model, ports
 from mig_manager.core.layout import custom_layouts
@@ -263,7 +263,7 @@ class AttemptSeries:
         request = layout_request.Request(config=key.config, annotation_hash=key.annotation_hash)
         with self.start_attempt(request) as attempt, attempt.hold_lock(why):
             attempt.recorder.take_over()
-            why = messages.join(why, host.restore(attempt))
+            why = messages.join(why, services_and_hooks.restore(attempt))
             attempt.recorder.finish(outcomes.failure(reasons.Reason.INTERRUPTED, why))
 
 

@@ -20,12 +20,12 @@ from mig_manager.agent.phases import (
     draining,
     execution,
     failures,
-    host,
     planning,
     preparing,
     rebooting,
     resolving,
     rolling_back,
+    services_and_hooks,
     slots,
     targets,
     verification,
@@ -128,11 +128,11 @@ def _steps(attempt: attempts.Attempt) -> outcomes.Outcome:
         attempt.recorder.enter(run_status.Phase.RESOLVE, "checking which pods use the GPUs")
     change = preparing.require_possible(attempt, inputs)
     slots.require(attempt)
-    host.start_hooks(attempt, change.plan)
+    services_and_hooks.start_hooks(attempt, change.plan)
     draining.taint(attempt, change)
     change, pod_drain = draining.drain_pods(attempt, change)
     change, paused = draining.pause_clients(attempt, change, pod_drain)
-    host.stop_services(attempt, inputs.services, change.plan)
+    services_and_hooks.stop_services(attempt, inputs.services, change.plan)
     gpus = execution.execute(attempt, change, paused)
     forced = pod_drain.evictions.forced
     notes = [f" Deleted by force: {messages.list_names(forced)}."] if forced else []

@@ -5,7 +5,14 @@ import functools
 
 from mig_manager import errors, reasons
 from mig_manager.agent import attempts
-from mig_manager.agent.phases import draining, host, planning, preparing, rebooting, rolling_back
+from mig_manager.agent.phases import (
+    draining,
+    planning,
+    preparing,
+    rebooting,
+    rolling_back,
+    services_and_hooks,
+)
 from mig_manager.agent.pods import device_usage, paused_clients, resuming
 from mig_manager.change import transaction
 from mig_manager.core import model
@@ -92,7 +99,7 @@ def _resume_after_failure(
     attempt: attempts.Attempt, paused: paused_clients.PausedClients, error: errors.MigManagerError
 ) -> None:
     """Resume host services and device plugin, but report the original failure."""
-    failed = host.restore(attempt)
+    failed = services_and_hooks.restore(attempt)
     if failed:
         error.add(failed)
     # If the API fails now, the end of the run restores the rest.

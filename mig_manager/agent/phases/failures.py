@@ -6,7 +6,7 @@ import structlog
 
 from mig_manager import errors, reasons
 from mig_manager.agent import attempts, outcomes
-from mig_manager.agent.phases import host, resolving, rolling_back, verification
+from mig_manager.agent.phases import resolving, rolling_back, services_and_hooks, verification
 from mig_manager.agent.pods import pausing
 from mig_manager.core import messages
 from mig_manager.core.records import requests, run_status
@@ -77,7 +77,7 @@ def undo(attempt: attempts.Attempt) -> str:
     """Undo an unfinished change; return the result as part of a sentence."""
     result = "" if attempt.recorder.has_begun_rollback else rolling_back.roll_back(attempt)
     pausing.record_present(attempt)
-    return messages.join(result, host.restore(attempt))
+    return messages.join(result, services_and_hooks.restore(attempt))
 
 
 def undo_interrupted(attempt: attempts.Attempt) -> None:

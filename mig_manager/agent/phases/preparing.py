@@ -16,7 +16,7 @@ import structlog
 
 from mig_manager import errors, reasons
 from mig_manager.agent import attempts
-from mig_manager.agent.phases import host, planning
+from mig_manager.agent.phases import planning, services_and_hooks
 from mig_manager.agent.pods import device_usage, dra_driver, pausing, resuming, schedulability
 from mig_manager.core import gpu_processes, steps, timing
 from mig_manager.core.node.devices import strategies
@@ -96,7 +96,7 @@ def _require_unhindered(
         change = _avoid_processes(attempt, change)
         _require_idle(attempt, change, idle_wait(attempt))
     # Ask before pods are evicted: a silent init system could not stop services later.
-    host.running_services(attempt, change.inputs.services, change.plan)
+    services_and_hooks.running_services(attempt, change.inputs.services, change.plan)
     change.scope.require_allowed(change.usage.describe_users(change.affected_pods))
     return change
 

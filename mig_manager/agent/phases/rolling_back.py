@@ -14,7 +14,7 @@ import structlog
 
 from mig_manager import errors
 from mig_manager.agent import attempts, intake
-from mig_manager.agent.phases import host
+from mig_manager.agent.phases import services_and_hooks
 from mig_manager.agent.pods import device_usage, pausing, resuming
 from mig_manager.change import change_recorder, rollback
 from mig_manager.core import model, steps
@@ -99,7 +99,7 @@ def roll_back(attempt: attempts.Attempt) -> str:
             _require_unused(uninterrupted, plan, now)
             # If they cannot be stopped, the GPUs may still be idle.
             with contextlib.suppress(errors.ConfigError, errors.HostError):
-                host.stop_services(attempt, attempt.deps.service_names(), plan)
+                services_and_hooks.stop_services(attempt, attempt.deps.service_names(), plan)
             result = change.roll_back(snapshot, requires_idle=True)
         finally:
             # An API failure must not hide the reason; the end of the run resumes the rest.

@@ -7,7 +7,7 @@ import structlog
 
 from mig_manager import errors, reasons
 from mig_manager.agent import attempts, outcomes
-from mig_manager.agent.phases import host
+from mig_manager.agent.phases import services_and_hooks
 from mig_manager.agent.pods import node_advertisers, paused_clients, resuming, schedulability
 from mig_manager.core import messages, model
 from mig_manager.core.objects import well_known
@@ -30,8 +30,8 @@ def resume_and_verify(
         NotReadyError: The devices are not schedulable by the deadline.
         Superseded: Another layout is requested; the next run verifies this change.
     """
-    host.start_services(attempt)
-    host.exit_hooks(attempt)
+    services_and_hooks.start_services(attempt)
+    services_and_hooks.exit_hooks(attempt)
     expected = resuming.resume_advertisers(attempt, paused, plugin_config=attempt.plugin_config)
     _wait_schedulable(attempt, expected, gpus, "waiting for the new devices to be schedulable")
     resuming.resume_monitors(attempt, paused)

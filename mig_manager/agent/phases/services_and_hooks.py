@@ -1,4 +1,4 @@
-"""The host in a run: its services, and the owner's hooks."""
+"""Stop and start the host's services during a run, and run the owner's hooks."""
 
 import dataclasses
 from collections.abc import Sequence
