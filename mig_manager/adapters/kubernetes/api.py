@@ -97,7 +97,8 @@ class KubeApi:
         """Wrap and modify a configuration; ``connect`` and ``at`` are the usual constructors.
 
         ``request_timeout_s`` bounds each attempt. ``reload`` loads the credentials again after
-        the server has refused them. ``sleep`` waits between attempts, by default until ``close``.
+        the server has refused them, or after a failed TLS handshake. ``sleep`` waits between
+        attempts, by default until ``close``.
         """
         # The annotation in the client misses that urllib3 takes False for "raise at once".
         configuration.retries = False
@@ -260,17 +261,17 @@ class KubeApi:
 
     def _open(self, request: Request) -> urllib3.BaseHTTPResponse:
         """Send a request and return the response, unread, if its status is 2xx."""
-        response = self._send(request)
-        if response.status == http.HTTPStatus.UNAUTHORIZED and self._reload is not None:
-            # The client itself reloads credentials once a minute. If their file is missing while
-            # it is replaced, the 401 stays, which explains more.
-            with contextlib.suppress(errors.UsageError):
-                self._reload()
-                response.close()
-                # The old client has the old certificates, and connections that began with them.
-                # Other threads may be using it: it is closed with the last of them.
-                self._client = kubernetes.client.rest.RESTClientObject(self._configuration)
-                response = self._send(request)
+        try:
+            response = self._send(request)
+        except responses.ApiError as error:
+            # The kubeconfig may name another authority since.
+            is_of_tls = isinstance(error.__cause__, kubernetes.client.exceptions.ApiException)
+            if not (is_of_tls and self._load_again()):
+                raise
+            response = self._send(request)
+        if response.status == http.HTTPStatus.UNAUTHORIZED and self._load_again():
+            response.close()
+            response = self._send(request)
         if response.status // 100 != _SUCCESS:
             text = self._read(response, request, limit=_MAX_ERROR_BYTES)
             if len(text) > _MAX_ERROR_BYTES:
@@ -281,6 +282,22 @@ class KubeApi:
             )
         self._silent_s = -math.inf
         return response
+
+    def _load_again(self) -> bool:
+        """Load the credentials again; return whether to send a refused request once more.
+
+        The client itself reloads credentials once a minute. If their file is missing while it is
+        replaced, the refusal stays, which explains more.
+        """
+        if self._reload is None:
+            return False
+        with contextlib.suppress(errors.UsageError):
+            self._reload()
+            # The old client has the old certificates, and connections that began with them.
+            # Other threads may be using it: it is closed with the last of them.
+            self._client = kubernetes.client.rest.RESTClientObject(self._configuration)
+            return True
+        return False
 
     def _send(self, request: Request) -> urllib3.BaseHTTPResponse:
         headers = {"Accept": "application/json", "User-Agent": "mig-manager"}

@@ -225,6 +225,29 @@ def test_renewed_client_certificate_is_used_after_a_401(
     assert users == ["old", "new"]
 
 
+def test_renewed_authority_is_used_after_a_failed_handshake(tmp_path: pathlib.Path) -> None:
+    old, new = (make_certificate(tmp_path, name) for name in ("old", "new"))
+    context = tls_context(*old)
+
+    def configure(authority: pathlib.Path) -> str:
+        cluster = {"server": server.url, "certificate-authority-data": data(authority)}
+        return kube_rig.kubeconfig(tmp_path / "config", cluster, {"token": "any"})
+
+    def restart(handler: kube_rig.Handler) -> None:
+        answer()(handler)
+        handler.close_connection = True
+        context.load_cert_chain(*new)
+
+    with KubeServer(context) as server:
+        server.script = [restart, answer({"a": 1})]
+        client = api.KubeApi.connect(kubeconfig=configure(old[0]))
+        client.get("/x")
+        assert "certificate verify failed" in failure(client.post, "/x", {}).message
+        configure(new[0])
+        assert client.get("/x") == {"a": 1}
+        client.close()
+
+
 @pytest.mark.parametrize("when", ["0001-01-01T00:00:00Z", "9999-12-31T23:59:59-12:00"])
 def test_credentials_with_the_largest_expiry_date_do_not_crash(
     scripted_server: KubeServer, tmp_path: pathlib.Path, when: str
