@@ -71,7 +71,7 @@ def act(
         case drift_verdicts.Verdict.RELOADED | drift_verdicts.Verdict.STALE:
             action = Action.HEAL
         case drift_verdicts.Verdict.DRIFTED:
-            description = _handle_drift(attempt, observation, memory)
+            description = _handle_drift(attempt, observation, memory, view)
             if description:
                 withdrawing.withdraw(attempt, gpus, view)
             next_memory = dataclasses.replace(next_memory, description=description)
@@ -116,6 +116,7 @@ def _handle_drift(
     attempt: attempts.Attempt,
     observation: drift_checks.Observation,
     memory: drift_verdicts.DriftMemory,
+    view: node_object.NodeView,
 ) -> str:
     """Describe the drift, and publish the description if it is new; empty: restore the layout.
 
@@ -141,7 +142,7 @@ def _handle_drift(
         is_same = memory.outcome.missing_gpus == missing
     else:
         is_same = memory.description == message
-    if not is_same:
+    if not (is_same and drift_verdicts.shows(view, run_status.State.FAILED)):
         attempt.deps.telemetry.drift_found(is_drifted=True)
         _log.warning("drift_found", config=attempt.request.config, pods=affected)
         attempt.recorder.finish(outcomes.failure(reasons.Reason.DRIFTED, message))

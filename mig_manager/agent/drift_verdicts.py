@@ -8,7 +8,7 @@ from mig_manager import reasons
 from mig_manager.agent import drift_checks, outcomes
 from mig_manager.core import model
 from mig_manager.core.node.devices import device_ids, schedulable
-from mig_manager.core.objects import node_object
+from mig_manager.core.objects import node_object, well_known
 from mig_manager.core.records import applied_gpus, run_status
 
 _MAX_FAILED_CHECKS = 3  # failed checks in a row before unknown readiness is published
@@ -22,7 +22,7 @@ class Verdict(enum.Enum):
     RELOADED = "the driver was reloaded, and the layout is restored as after a reboot"
     DRIFTED = "the layout is not active"
     STALE = "the layout is active, and the plugin or driver has other devices"
-    ACTIVE_AGAIN = "the layout is active, which this agent did not restore"
+    ACTIVE_AGAIN = "the layout is active, and the Node did not show that"
     ACTIVE = "the layout is active"
 
 
@@ -106,13 +106,21 @@ def compare(
         if _is_suspect(observation, memory, applied, view) and is_stale():
             return Verdict.STALE
         was_unsure = memory.is_drifted or memory.is_unknown
-        return Verdict.ACTIVE_AGAIN if was_unsure else Verdict.ACTIVE
+        is_shown = memory.has_phantoms or shows(view, run_status.State.SUCCESS)
+        return Verdict.ACTIVE if is_shown and not was_unsure else Verdict.ACTIVE_AGAIN
     # All GPUs lack instances and can get the layout.
     is_empty = observation.plan is not None and not (
         observation.missing or any(gpu.gpu_instances for gpu in gpus)
     )
     was_reloaded = memory.was_driver_away and not memory.is_drifted and is_empty
     return Verdict.RELOADED if was_reloaded else Verdict.DRIFTED
+
+
+def shows(view: node_object.NodeView, state: run_status.State) -> bool:
+    """Return whether the Node has this state; another manager may have written a different one."""
+    published = run_status.parse_or_none(view.annotations.get(well_known.STATUS_ANNOTATION))
+    is_labelled = view.labels.get(well_known.STATE_LABEL) == state.value
+    return is_labelled and published is not None and published.state is state
 
 
 def _is_suspect(

@@ -1,5 +1,7 @@
 """Another program that holds the node's lock: the agent waits for it, and touches nothing."""
 
+import pytest
+
 from mig_manager.agent import drift
 from mig_manager.core.objects import well_known
 from mig_manager.reasons import Reason
@@ -65,3 +67,31 @@ def test_gpus_that_another_manager_works_on_are_checked_later() -> None:
     assert rig.node_object.labels[well_known.STATE_LABEL] == "success"
     agent.check_drift("all-balanced", outcome)
     assert rig.node_object.labels[well_known.STATE_LABEL] == "failed"
+
+
+@pytest.mark.parametrize("state", ["success", "failed"])
+@pytest.mark.parametrize("is_whole", [False, True], ids=["label", "label and status"])
+def test_an_outcome_that_another_manager_replaced_is_published_again(
+    state: str, *, is_whole: bool
+) -> None:
+    rig, agent, outcome = nodes.at_rest("all-balanced")
+    if state == "failed":
+        tamper(rig)
+        agent.check_drift("all-balanced", outcome)
+    status, ready = rig.node_object.status, rig.node_object.ready_condition
+    if is_whole:
+        # As an agent whose lock was refused, and which was removed since.
+        other = agents.new_agent(rig, lock=fakes.FakeLock(refusals=10**9))
+        ends.run_to(rig, "all-balanced", Reason.LOCKED, by=other)
+    rig.node_object.labels[well_known.STATE_LABEL] = "failed" if state == "success" else "success"
+
+    assert agent.check_drift("all-balanced", outcome) is drift.Action.REST
+    assert rig.node_object.labels[well_known.STATE_LABEL] == state
+    assert (rig.node_object.status["state"], rig.node_object.status["reason"]) == (
+        state,
+        status["reason"],
+    )
+    assert (rig.node_object.ready_condition or {})["status"] == (ready or {})["status"]
+    rig.log.clear()
+    agent.check_drift("all-balanced", outcome)
+    assert "node.patch" not in rig.log
