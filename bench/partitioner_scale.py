@@ -27,7 +27,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from bench import planning
+from bench.speed import planning
 from mig_manager.catalogue import hardware
 from mig_manager.core import model, profile_name
 from mig_manager.core.node.devices import resources

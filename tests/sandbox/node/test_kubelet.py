@@ -42,7 +42,7 @@ class Program:
         self.is_running = False
 
 
-class Bench:
+class KubeletRig:
     """A kubelet, its program, and the cluster around them."""
 
     def __init__(self, cluster: cluster_view.ClusterView) -> None:
@@ -89,182 +89,182 @@ class Bench:
 
 
 @pytest.fixture
-def bench() -> Iterator[Bench]:
+def rig() -> Iterator[KubeletRig]:
     with apiserver.serve() as server, cluster_view.ClusterView(server.url) as cluster:
-        yield Bench(cluster)
+        yield KubeletRig(cluster)
 
 
-def test_node_is_ready_after_a_tick_and_registers_again(bench: Bench) -> None:
-    bench.kubelet.register()
-    bench.kubelet.tick()
+def test_node_is_ready_after_a_tick_and_registers_again(rig: KubeletRig) -> None:
+    rig.kubelet.register()
+    rig.kubelet.tick()
 
-    assert objects.labels(bench.node()) == {"kubernetes.io/hostname": "n1"}
-    assert objects.is_ready(bench.node())
-    (ready,) = bench.node()["status"]["conditions"]
+    assert objects.labels(rig.node()) == {"kubernetes.io/hostname": "n1"}
+    assert objects.is_ready(rig.node())
+    (ready,) = rig.node()["status"]["conditions"]
     assert ready["lastHeartbeatTime"] == ready["lastTransitionTime"] != ""
-    bench.cluster.delete(cluster_view.WatchedKind.NODE, bench.node())
-    bench.kubelet.tick()
-    assert objects.is_ready(bench.node())
+    rig.cluster.delete(cluster_view.WatchedKind.NODE, rig.node())
+    rig.kubelet.tick()
+    assert objects.is_ready(rig.node())
 
 
-def test_pod_with_a_run_time_succeeds_and_releases_its_device(bench: Bench) -> None:
-    bench.manager.register({_SMALL: ("MIG-a",)})
+def test_pod_with_a_run_time_succeeds_and_releases_its_device(rig: KubeletRig) -> None:
+    rig.manager.register({_SMALL: ("MIG-a",)})
     pod = manifests.gpu_pod("p1", _SMALL)
     pod["spec"]["nodeName"] = "n1"
     pod["metadata"]["annotations"] = {objects.RUN_SECONDS: "5"}
-    bench.cluster.create(_POD, pod)
+    rig.cluster.create(_POD, pod)
     for now, then, phase in ((0.0, 1.0, "Pending"), (1.0, 6.0, "Running")):
-        bench.kubelet.sync(now)
-        assert bench.kubelet.next_at() == then
-        assert objects.phase(bench.pod()) == phase
-    assert bench.program.is_running
-    assert objects.is_ready(bench.pod())
-    started = bench.pod()["status"]["startTime"]
+        rig.kubelet.sync(now)
+        assert rig.kubelet.next_at() == then
+        assert objects.phase(rig.pod()) == phase
+    assert rig.program.is_running
+    assert objects.is_ready(rig.pod())
+    started = rig.pod()["status"]["startTime"]
 
-    bench.kubelet.sync(6.0)
+    rig.kubelet.sync(6.0)
 
-    assert objects.phase(bench.pod()) == "Succeeded"
-    assert bench.pod()["status"]["startTime"] == started
-    assert not bench.program.is_running
-    assert bench.manager.allocations() == ()
-    assert bench.kubelet.next_at() is None
+    assert objects.phase(rig.pod()) == "Succeeded"
+    assert rig.pod()["status"]["startTime"] == started
+    assert not rig.program.is_running
+    assert rig.manager.allocations() == ()
+    assert rig.kubelet.next_at() is None
 
 
-def test_registering_again_keeps_the_labels_that_are_there(bench: Bench) -> None:
+def test_registering_again_keeps_the_labels_that_are_there(rig: KubeletRig) -> None:
     labels = {"kubernetes.io/hostname": "other", "mine": "1"}
     node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n1", "labels": labels}}
-    bench.cluster.create(cluster_view.WatchedKind.NODE, node)
-    bench.kubelet.register()
+    rig.cluster.create(cluster_view.WatchedKind.NODE, node)
+    rig.kubelet.register()
 
-    assert objects.labels(bench.node()) == labels
+    assert objects.labels(rig.node()) == labels
 
 
-def test_new_devices_show_at_a_tick_and_an_idle_tick_writes_nothing(bench: Bench) -> None:
-    bench.kubelet.tick()
-    before = objects.version(bench.node())
-    bench.kubelet.tick()
-    bench.manager.register({_SMALL: ("MIG-a", "MIG-b")})
-    bench.kubelet.sync(1.0)
+def test_new_devices_show_at_a_tick_and_an_idle_tick_writes_nothing(rig: KubeletRig) -> None:
+    rig.kubelet.tick()
+    before = objects.version(rig.node())
+    rig.kubelet.tick()
+    rig.manager.register({_SMALL: ("MIG-a", "MIG-b")})
+    rig.kubelet.sync(1.0)
 
-    assert objects.version(bench.node()) == before
-    bench.kubelet.tick()
-    assert bench.node()["status"]["allocatable"][_SMALL] == "2"
+    assert objects.version(rig.node()) == before
+    rig.kubelet.tick()
+    assert rig.node()["status"]["allocatable"][_SMALL] == "2"
 
 
 @pytest.mark.parametrize(
     ("is_lost", "advertised"), [(False, "0"), (True, "1")], ids=["reported", "update lost"]
 )
 def test_a_resource_of_an_ended_plugin_is_forgotten_with_one_update(
-    bench: Bench, *, is_lost: bool, advertised: str
+    rig: KubeletRig, *, is_lost: bool, advertised: str
 ) -> None:
-    bench.manager.register({_SMALL: ("MIG-a",)})
-    bench.kubelet.tick()
-    bench.manager.disconnect([_SMALL])
-    bench.kubelet.tick()
-    status = bench.node()["status"]
+    rig.manager.register({_SMALL: ("MIG-a",)})
+    rig.kubelet.tick()
+    rig.manager.disconnect([_SMALL])
+    rig.kubelet.tick()
+    status = rig.node()["status"]
     assert (status["capacity"][_SMALL], status["allocatable"][_SMALL]) == ("1", "0")
 
-    bench.clock.now_s = device_manager.FORGET_S
+    rig.clock.now_s = device_manager.FORGET_S
     if is_lost:
-        bench.manager.status()
-    bench.kubelet.tick()
+        rig.manager.status()
+    rig.kubelet.tick()
 
-    assert bench.node()["status"]["allocatable"][_SMALL] == advertised
-    bench.create()
-    bench.kubelet.sync(0.0)
-    bench.kubelet.sync(1.0)
-    assert objects.phase(bench.pod()) == "Running"
-    assert not bench.manager.allocations()[0].device_ids
+    assert rig.node()["status"]["allocatable"][_SMALL] == advertised
+    rig.create()
+    rig.kubelet.sync(0.0)
+    rig.kubelet.sync(1.0)
+    assert objects.phase(rig.pod()) == "Running"
+    assert not rig.manager.allocations()[0].device_ids
 
 
-def test_a_pod_that_finds_no_devices_fails_for_good(bench: Bench) -> None:
-    bench.create()
-    bench.kubelet.sync(0.0)
-    bench.manager.register({_SMALL: ("MIG-a",)})
-    bench.kubelet.sync(100.0)
+def test_a_pod_that_finds_no_devices_fails_for_good(rig: KubeletRig) -> None:
+    rig.create()
+    rig.kubelet.sync(0.0)
+    rig.manager.register({_SMALL: ("MIG-a",)})
+    rig.kubelet.sync(100.0)
 
-    assert objects.phase(bench.pod()) == "Failed"
-    assert bench.pod()["status"]["reason"] == "UnexpectedAdmissionError"
-    assert not bench.program.starts
+    assert objects.phase(rig.pod()) == "Failed"
+    assert rig.pod()["status"]["reason"] == "UnexpectedAdmissionError"
+    assert not rig.program.starts
 
 
 @pytest.mark.parametrize(("grace_s", "expected_s"), [(30, 5), (3, 3)], ids=["own-time", "grace"])
 def test_a_deleted_pod_stops_within_its_grace_period(
-    bench: Bench, grace_s: int, expected_s: float
+    rig: KubeletRig, grace_s: int, expected_s: float
 ) -> None:
-    bench.admit(grace_s=grace_s)
-    bench.kubelet.sync(1.0)
-    bench.cluster.delete(_POD, bench.pod())
-    bench.kubelet.sync(10.0)
+    rig.admit(grace_s=grace_s)
+    rig.kubelet.sync(1.0)
+    rig.cluster.delete(_POD, rig.pod())
+    rig.kubelet.sync(10.0)
 
-    assert bench.kubelet.next_at() == 10.0 + expected_s
-    assert bench.program.is_running
-    assert bench.manager.allocations()
-    bench.kubelet.sync(10.0 + expected_s)
+    assert rig.kubelet.next_at() == 10.0 + expected_s
+    assert rig.program.is_running
+    assert rig.manager.allocations()
+    rig.kubelet.sync(10.0 + expected_s)
 
-    assert not bench.program.is_running
-    assert not bench.manager.allocations()
-    assert not bench.cluster.list(_POD)
-
-
-def test_a_pod_deleted_without_grace_releases_its_devices_at_once(bench: Bench) -> None:
-    bench.start_pod()
-    bench.cluster.delete(_POD, bench.pod(), now=True)
-    bench.kubelet.sync(2.0)
-
-    assert not bench.program.is_running
-    assert not bench.manager.allocations()
+    assert not rig.program.is_running
+    assert not rig.manager.allocations()
+    assert not rig.cluster.list(_POD)
 
 
-def test_a_pod_that_is_deleted_before_its_start_is_removed_at_once(bench: Bench) -> None:
-    bench.admit()
-    bench.cluster.delete(_POD, bench.pod())
-    bench.kubelet.sync(0.5)
+def test_a_pod_deleted_without_grace_releases_its_devices_at_once(rig: KubeletRig) -> None:
+    rig.start_pod()
+    rig.cluster.delete(_POD, rig.pod(), now=True)
+    rig.kubelet.sync(2.0)
 
-    assert not bench.cluster.list(_POD)
-    assert not bench.program.starts
+    assert not rig.program.is_running
+    assert not rig.manager.allocations()
 
 
-def test_crashing_program_is_restarted_with_backoff_until_it_recovers(bench: Bench) -> None:
-    bench.program.crashes = True
-    bench.start_pod()
+def test_a_pod_that_is_deleted_before_its_start_is_removed_at_once(rig: KubeletRig) -> None:
+    rig.admit()
+    rig.cluster.delete(_POD, rig.pod())
+    rig.kubelet.sync(0.5)
 
-    assert not objects.is_ready(bench.pod())
-    assert bench.container()["restartCount"] == 1
+    assert not rig.cluster.list(_POD)
+    assert not rig.program.starts
+
+
+def test_crashing_program_is_restarted_with_backoff_until_it_recovers(rig: KubeletRig) -> None:
+    rig.program.crashes = True
+    rig.start_pod()
+
+    assert not objects.is_ready(rig.pod())
+    assert rig.container()["restartCount"] == 1
     expected = {"reason": "CrashLoopBackOff", "message": "bad layout"}
-    assert bench.container()["state"]["waiting"] == expected
+    assert rig.container()["state"]["waiting"] == expected
     pauses = []
     for _ in range(3):
-        now = bench.kubelet.next_at()
+        now = rig.kubelet.next_at()
         assert now is not None
-        bench.kubelet.sync(now)
-        bench.kubelet.sync(now)
-        pauses.append((bench.kubelet.next_at() or 0.0) - now)
+        rig.kubelet.sync(now)
+        rig.kubelet.sync(now)
+        pauses.append((rig.kubelet.next_at() or 0.0) - now)
 
     assert pauses == [20.0, 40.0, 80.0]
-    assert bench.container()["restartCount"] == 4
-    bench.program.crashes = False
-    bench.kubelet.sync(bench.kubelet.next_at() or 0.0)
-    assert objects.is_ready(bench.pod())
+    assert rig.container()["restartCount"] == 4
+    rig.program.crashes = False
+    rig.kubelet.sync(rig.kubelet.next_at() or 0.0)
+    assert objects.is_ready(rig.pod())
 
 
-def test_pods_of_other_nodes_are_left_alone(bench: Bench) -> None:
-    bench.create(node="n2")
-    bench.kubelet.sync(0.0)
+def test_pods_of_other_nodes_are_left_alone(rig: KubeletRig) -> None:
+    rig.create(node="n2")
+    rig.kubelet.sync(0.0)
 
-    assert objects.phase(bench.pod()) == "Pending"
-    assert bench.kubelet.next_at() is None
+    assert objects.phase(rig.pod()) == "Pending"
+    assert rig.kubelet.next_at() is None
 
 
-def test_after_a_reboot_a_pod_is_unready_until_it_has_restarted(bench: Bench) -> None:
-    bench.start_pod()
-    bench.kubelet.stop()
-    bench.kubelet.sync(3.0)
+def test_after_a_reboot_a_pod_is_unready_until_it_has_restarted(rig: KubeletRig) -> None:
+    rig.start_pod()
+    rig.kubelet.stop()
+    rig.kubelet.sync(3.0)
 
-    assert not objects.is_ready(bench.pod())
-    assert bench.container()["state"]["waiting"]["reason"] == "ContainerCreating"
+    assert not objects.is_ready(rig.pod())
+    assert rig.container()["state"]["waiting"]["reason"] == "ContainerCreating"
 
-    bench.kubelet.sync(4.0)
+    rig.kubelet.sync(4.0)
 
-    assert objects.is_ready(bench.pod())
-    assert bench.container()["restartCount"] == 1
+    assert objects.is_ready(rig.pod())
+    assert rig.container()["restartCount"] == 1

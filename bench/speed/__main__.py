@@ -13,7 +13,7 @@ import statistics
 import sys
 from collections.abc import Sequence
 
-from bench import planning, reconfiguration, transitions
+from bench.speed import planning, reconfiguration, transitions
 from mig_manager.adapters.host import line_writer, log
 from mig_manager.sandbox import node_spec
 from mig_manager.sandbox.driver import states

@@ -16,7 +16,7 @@ import pathlib
 import tempfile
 import time
 
-from bench import transitions
+from bench.speed import transitions
 from mig_manager.core.layout import config, selection
 from mig_manager.core.objects import well_known
 from mig_manager.core.planner import planner
