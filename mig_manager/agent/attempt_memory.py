@@ -21,7 +21,9 @@ class AttemptMemory:
     stuck_uids: frozenset[str] = frozenset()
     """UIDs of pods that did not stop by the deadline of an earlier pause, for as long as the agent
     runs. While one terminates, no pod is evicted."""
-    returning: successors.Successors = dataclasses.field(default_factory=successors.Successors)
+    pod_successors: successors.Successors = dataclasses.field(
+        default_factory=successors.Successors
+    )
     """Where evicted pods return, over the attempts of one drain: as long as the journal's
     ``is_draining``."""
     restarted: frozenset[str] = frozenset()
@@ -50,7 +52,7 @@ class AttemptMemory:
 
     def begin_drain(self) -> None:
         """Forget where the pods of an earlier drain returned."""
-        self.returning = successors.Successors()
+        self.pod_successors = successors.Successors()
 
     def add_stuck(self, pods: Iterable[pod_object.Pod]) -> None:
         """Remember pods that did not stop in time."""

@@ -51,7 +51,7 @@ def wait_for_usage(
 
     # A pod without a process may have a device whose UUID NVML does not report.
     have_uuids = all(device.uuid for gpu in gpus for device in gpu.devices)
-    first_s: dict[tuple[str, bool], float] = {}
+    listing = device_listing.ListingWait(deps.clock)
     tries = wait.attempts()
     while True:
         is_last = next(tries)
@@ -65,8 +65,7 @@ def wait_for_usage(
         undecided = usage.undecided_users(affected)
         if is_last or not undecided:
             break
-        now_s = deps.clock.monotonic()
-        if not (usage.why_incomplete or device_listing.is_any_new(undecided, first_s, now_s)):
+        if not (usage.why_incomplete or listing.is_any_new(undecided)):
             break
     if undecided and usage.why_incomplete:
         names = messages.list_names([pod.key for pod in undecided])

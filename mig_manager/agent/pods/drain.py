@@ -154,14 +154,14 @@ class Drain:
             usage: The current use; None: pause first.
             deadline: As for ``run``.
         """
-        first_s: dict[tuple[str, bool], float] = {}
+        listing = device_listing.ListingWait(self.attempt.deps.clock)
         pauses_s = map(self.attempt.limits.backoff.delay_s, itertools.count())
         while True:
             if usage is None:
                 self.attempt.cancel.pause(next(pauses_s))
                 usage = self._observe(before, deadline)
             if usage:
-                end = self._evict_once(before, usage, deadline, first_s)
+                end = self._evict_once(before, usage, deadline, listing)
                 if end.needs_plan or not end.remaining or self._is_late(end.deadline):
                     return end
                 usage, deadline = None, end.deadline
@@ -171,7 +171,7 @@ class Drain:
         before: gpu_use.Usage,
         usage: gpu_use.Usage,
         deadline: Deadline,
-        first_s: dict[tuple[str, bool], float],
+        listing: device_listing.ListingWait,
     ) -> _Round:
         """Evict or delete the affected pods, unless it is better to wait or to plan again."""
         remaining = usage.users(self.scope.affected)
@@ -179,7 +179,7 @@ class Drain:
             return _Round(usage=usage, deadline=deadline)
         self.attempt.cancel.check()
         progress = self.evictions.progress
-        blocked = self._await_listing(usage, first_s)
+        blocked = self._await_listing(usage, listing)
         if not blocked and self._may_replan(before, usage):
             if not self._is_late(deadline):
                 return _Round(usage=usage, deadline=deadline, needs_plan=True)
@@ -207,18 +207,16 @@ class Drain:
         return self.evictions.evict(remaining)
 
     def _await_listing(
-        self, usage: gpu_use.Usage, first_s: dict[tuple[str, bool], float]
+        self, usage: gpu_use.Usage, listing: device_listing.ListingWait
     ) -> Mapping[str, str]:
         """Return the affected pods for which kubelet may still list other devices, with a reason.
 
-        Empty once kubelet had the time; ``first_s`` is as in ``device_listing.is_any_new``.
+        Empty once kubelet had the time.
         """
         undecided = usage.undecided_users(self.scope.affected)
-        now_s = self.attempt.deps.clock.monotonic()
         # Even before a short deadline, some time remains for the evictions.
         max_s = self.attempt.limits.drain_timeout_s * 3 / 4
-        is_any_new = device_listing.is_any_new(undecided, first_s, now_s, max_s=max_s)
-        if not (is_any_new or usage.no_answer):
+        if not (listing.is_any_new(undecided, max_s=max_s) or usage.no_answer):
             return {}
         return {pod.key: "not evicted before its devices are known" for pod in undecided}
 

@@ -99,7 +99,7 @@ class Evictions:
 
         ``pods`` are the node's when the drain began.
         """
-        self._returning.record_first_pods(pods)
+        self._successors.record_first_pods(pods)
         self._by_uid.clear()
         self._last = _RoundResult()
 
@@ -111,7 +111,7 @@ class Evictions:
     @property
     def progress(self) -> int:
         """How many of the evicted pods were on the node at the start."""
-        return sum(not self._returning.is_new(pod) for pod in self._evicted.values())
+        return sum(not self._successors.is_new(pod) for pod in self._evicted.values())
 
     @property
     def is_rolling(self) -> bool:
@@ -132,7 +132,7 @@ class Evictions:
             DrainError: PODS_RETURN.
             Superseded: Another layout is requested, or the agent stops.
         """
-        self._returning.refuse_more(filter(self._is_pending, remaining))
+        self._successors.refuse_more(filter(self._is_pending, remaining))
         not_evictable = evictions.not_evictable(remaining)
         # An admission webhook may have answered instead of the API server.
         accepted = [
@@ -144,7 +144,7 @@ class Evictions:
             filter(self._is_pending, remaining),
             key=lambda pod: (
                 pod.owner_kind is None,
-                not self._returning.include(pod),
+                not self._successors.include(pod),
             ),
         )
         if pending and self._now_s() >= self._last.next_s:
@@ -159,7 +159,7 @@ class Evictions:
 
     def delete(self, remaining: Sequence[pod_object.Pod]) -> dict[str, str]:
         """Delete the remaining pods by force; return why others stay for now; as ``evict``."""
-        self._returning.refuse_more(filter(self._is_pending, remaining))
+        self._successors.refuse_more(filter(self._is_pending, remaining))
         if not_evictable := evictions.not_evictable(remaining):
             return not_evictable
         pending = [pod for pod in remaining if self._is_pending(pod)]
@@ -193,8 +193,8 @@ class Evictions:
         return reasons.Reason.DRAIN_TIMEOUT, ""
 
     @property
-    def _returning(self) -> successors.Successors:
-        return self.attempt.memory.returning
+    def _successors(self) -> successors.Successors:
+        return self.attempt.memory.pod_successors
 
     def _now_s(self) -> float:
         return self.attempt.deps.clock.monotonic()
@@ -365,12 +365,12 @@ class Evictions:
                 response = self.attempt.deps.workloads.evict(pod)
         except errors.ClusterError as error:
             if error.may_be_done:
-                self._returning.record_removed(pod)
+                self._successors.record_removed(pod)
                 self._count_evicted(pod, is_forced=current.is_forced)
             raise
         if response.answer is not evictions.Eviction.BLOCKED:
             self._by_uid[pod.uid] = _PodResult(is_done=True)
-            self._returning.record_removed(pod)
+            self._successors.record_removed(pod)
             if not current.is_forced:
                 _log.info("pod_evicted", pod=pod.key, answer=response.answer.value)
         if response.answer is evictions.Eviction.ACCEPTED:
