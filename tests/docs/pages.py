@@ -9,7 +9,9 @@ from collections.abc import Iterator
 
 ROOT = pathlib.Path(__file__).parents[2]
 SITE = sorted((ROOT / "docs").rglob("*.md"))
-OTHERS = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")]
+OTHERS = [
+    ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "tests/README.md")
+]
 PAGES = [*SITE, *OTHERS]
 
 _FENCE = re.compile(r"^```[^\n]*\n.*?^```$", re.DOTALL | re.MULTILINE)
