@@ -63,6 +63,9 @@ def run(settings: Settings, terminal: console.Console) -> int:
     """Print the tags of a node group that scales from zero."""
     if not settings.gpu:
         raise errors.UsageError("--gpu is missing: name the GPUs of a node")
+    if not well_known.LABEL_VALUE.fullmatch(settings.layout):
+        problem = f"{settings.layout!r} is not a valid label value, so no node can request it"
+        raise errors.UsageError(problem)
     command = cluster_command.ClusterCommand(settings, terminal)
     layout = command.document().layout(settings.layout)
     result = tags(layout, settings.gpu, settings.strategy)

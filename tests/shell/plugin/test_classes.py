@@ -59,6 +59,7 @@ def test_with_the_strategy_single_the_tags_count_gpus(
         (("all-balanced", "--gpu", "A30"), 1, "  remedy: Use a profile that the message lists.\n"),
         (("all-balanced", "--gpu", "T4"), 1, "which has no MIG"),
         (("--gpu", "A30"), 2, "LAYOUT"),
+        (("small;big", "--gpu", "A30"), 2, "'small;big' is not a valid label value"),
     ],
 )
 def test_no_tags_are_printed_that_no_node_would_have(
