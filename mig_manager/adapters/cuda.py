@@ -10,7 +10,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 
-from mig_manager.adapters.host import process, programs, subprocesses
+from mig_manager.adapters.host import nvml_libraries, process, subprocesses
 
 LIBRARY = "libcuda.so.1"
 VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
@@ -31,7 +31,7 @@ def command(
     if library_path is not None:
         paths = [pathlib.Path(library_path).with_name(LIBRARY)]
     else:
-        nvml = (path for root in driver_roots for path in programs.libraries(pathlib.Path(root)))
+        nvml = (path for root in driver_roots for path in nvml_libraries.find(pathlib.Path(root)))
         paths = [pathlib.Path(LIBRARY), *(path.with_name(LIBRARY) for path in nvml)]
     return (*(program or subprocesses.python(_MODULE)), *map(str, paths))
 

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import structlog
 
 from mig_manager import errors, reasons
-from mig_manager.adapters.host import files, programs
+from mig_manager.adapters.host import files, programs, root_paths
 from mig_manager.core.files import yaml_tree
 from mig_manager.core.settings import host_settings
 
@@ -81,13 +81,13 @@ def refresh(
         own_root: Our own root.
     """
     # The administrator's variables for the host's refresh service.
-    file = programs.inside(roots.host_here, _VARIABLES_FILE)
+    file = root_paths.resolve(roots.host_here, _VARIABLES_FILE)
     lines = _VARIABLE.findall(_read(file) if file else "")
     variables = {name: value.strip("\"'") for name, value in lines}
     spec = variables.pop(_OUTPUT_VARIABLE, SPEC)
     options: dict[str, Mapping[str, str]] = {STATIC_SPEC: {}, spec: variables}
     for name, each in options.items():
-        path = programs.inside(roots.host_here, name)
+        path = root_paths.resolve(roots.host_here, name)
         if path is None and name == spec:
             path = _missing_spec(roots.host_here, spec)
         if path is not None and (path.is_file() or not path.exists()):
@@ -98,8 +98,8 @@ def refresh(
 
 def _missing_spec(host: pathlib.Path, spec: str) -> pathlib.Path | None:
     """Return where to create the spec of the host's service; None if that is not enabled."""
-    folder = programs.inside(host, pathlib.PurePath(spec).parent)
-    unit = programs.inside(host, _SERVICE_ENABLED)
+    folder = root_paths.resolve(host, pathlib.PurePath(spec).parent)
+    unit = root_paths.resolve(host, _SERVICE_ENABLED)
     # A masked unit leads to /dev/null.
     is_enabled = unit is not None and unit.is_file()
     return folder / pathlib.PurePath(spec).name if folder and is_enabled else None
@@ -127,7 +127,7 @@ def _refresh_management(
 ) -> None:
     """Regenerate the operator's spec; our own tool must write the host's paths."""
     both = own_root, roots.host_here
-    folders = (programs.inside(root, _FOLDER) for root in both)
+    folders = (root_paths.resolve(root, _FOLDER) for root in both)
     folder = next((each for each in folders if each and each.is_dir()), None)
     program = programs.Programs([programs.Root(path=root) for root in both]).find(_TOOL)
     if folder is None or program is None:
@@ -169,7 +169,7 @@ def _make(
         # A warning, because its users will miss the new devices.
         _log.warning("cdi_spec_kept", path=str(path), why="its folder cannot be written to")
         return
-    if program.root != pathlib.Path("/") and programs.inside(program.root, _SCRATCH):
+    if program.root != pathlib.Path("/") and root_paths.resolve(program.root, _SCRATCH):
         # The tool writes to a temporary file first, and the host may be mounted read-only.
         scratch = {"TMPDIR": _SCRATCH, **program.variables}
         program = dataclasses.replace(program, variables=scratch)

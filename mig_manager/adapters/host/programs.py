@@ -1,26 +1,21 @@
-"""Programs and libraries of the machine or of its driver: find them below several roots, run them.
+"""Programs of the machine or of its driver: find them below several roots, and run them.
 
 A root is this machine's, the host's in our container, or a driver container's; programs run with
 their root. An interpreter of ours calls ``chroot(2)``: an image may lack ``chroot``, and code
 between fork and exec is not safe beside threads (``subprocess``, ``preexec_fn``).
 """
 
-import contextlib
 import dataclasses
-import os
 import pathlib
 import stat
-import struct
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
 
 from mig_manager import errors, reasons
-from mig_manager.adapters.host import subprocesses
-
-if TYPE_CHECKING:
-    from mig_manager.core.settings import host_settings
+from mig_manager.adapters.host import nvml_libraries, root_paths, subprocesses
+from mig_manager.core import messages
+from mig_manager.core.settings import host_settings
 
 MAX_OUTPUT_BYTES = 64 * 1024
 """How much of a program's output is kept if the caller does not need all of it."""
@@ -44,11 +39,6 @@ except OSError as error:
     sys.exit(f"cannot run {line[0]} below {root}: {error.strerror}")
 """
 
-NVML = "libnvidia-ml.so.1"
-
-_GKE = "home/kubernetes/bin/nvidia"
-"""GKE's driver installer puts programs and libraries here on the host."""
-
 _PROGRAM_FOLDERS = (
     "usr/bin",
     "usr/sbin",
@@ -57,41 +47,11 @@ _PROGRAM_FOLDERS = (
     "usr/local/bin",
     # Where the GPU operator's toolkit container puts its own on the host.
     "usr/local/nvidia/toolkit",
-    f"{_GKE}/bin",
+    f"{nvml_libraries.GKE_FOLDER}/bin",
     # NixOS, and Windows Subsystem for Linux.
     "run/current-system/sw/bin",
     "usr/lib/wsl/lib",
 )
-
-_LIBRARY_FOLDERS = (
-    "usr/lib64",
-    "usr/lib/x86_64-linux-gnu",
-    "usr/lib/aarch64-linux-gnu",
-    # Debian, which chooses among drivers by links in /etc/alternatives.
-    "usr/lib/x86_64-linux-gnu/nvidia/current",
-    "usr/lib/aarch64-linux-gnu/nvidia/current",
-    "usr/lib",
-    "lib64",
-    "lib/x86_64-linux-gnu",
-    "lib/aarch64-linux-gnu",
-    f"{_GKE}/lib64",
-    # Talos' system extension.
-    "usr/local/glibc/usr/lib",
-    "usr/local/glibc/lib",
-    "glibc/lib",
-    "run/opengl-driver/lib",
-    "usr/lib/wsl/lib",
-)
-
-_MAX_LINKS = 40  # as many as the kernel follows in one path (``path_resolution(7)``)
-
-_CACHE = "etc/ld.so.cache"
-_CACHE_MAGIC = b"glibc-ld.so.cache1.1"
-_CACHE_HEADER = struct.Struct("=20sII20x")
-_CACHE_ENTRY = struct.Struct("=iIIIQ")
-"""``cache_file_new`` and ``file_entry_new`` of glibc's ``sysdeps/generic/dl-cache.h``."""
-_CACHE_ARCHITECTURE = 0xFF00
-"""In the flags of an entry; 0 is 32-bit x86, whose libraries no process of ours can load."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,7 +127,7 @@ class Programs:
         for root in self.roots:
             for folder in _PROGRAM_FOLDERS:
                 path = pathlib.PurePosixPath("/", folder, name)
-                local_path = inside(root.driver_here, path)
+                local_path = root_paths.resolve(root.driver_here, path)
                 if local_path is not None and _is_program(local_path):
                     path = path if root.is_at_top else _in_root(root, local_path)
                     variables = _variables(root, folder)
@@ -228,7 +188,7 @@ def run(
     )
 
 
-def roots(host: "host_settings.HostRoots") -> tuple[Root, ...]:
+def roots(host: host_settings.HostRoots) -> tuple[Root, ...]:
     """Return the roots that may have the driver's programs, best first.
 
     Our own root comes first: NVIDIA's container toolkit puts them there. A driver container that
@@ -242,8 +202,6 @@ def roots(host: "host_settings.HostRoots") -> tuple[Root, ...]:
 
 def last_line(text: str) -> str:
     """Return the last line that is not blank, without control characters."""
-    from mig_manager.core import messages  # noqa: PLC0415 - not for a GPU listener
-
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return messages.printable(lines[-1][:_MAX_LINE] if lines else "")
 
@@ -262,68 +220,12 @@ def _variables(root: Root, folder: str) -> Mapping[str, str]:
     That library alone, as in NVIDIA's own manager: its folder may have another distribution's
     libc.
     """
-    if root.is_at_top and not folder.startswith(_GKE):
+    if root.is_at_top and not folder.startswith(nvml_libraries.GKE_FOLDER):
         return {}
-    library = next(libraries(root.driver_here), None)
+    library = next(nvml_libraries.find(root.driver_here), None)
     return {"LD_PRELOAD": str(_in_root(root, library))} if library else {}
 
 
 def _in_root(root: Root, local_path: pathlib.Path) -> pathlib.PurePosixPath:
     """Return a path of ours as a process with that root sees it."""
     return pathlib.PurePosixPath("/", local_path.relative_to(root.path))
-
-
-def inside(root: pathlib.Path, path: str | pathlib.PurePath) -> pathlib.Path | None:
-    """Resolve a path as a process with this root would; None if it does not exist.
-
-    Links stay below the root, absolute ones too, as after ``chroot(2)``.
-    """
-    remaining = list(reversed(pathlib.PurePosixPath(path).parts))
-    resolved: list[str] = []
-    links = 0
-    while remaining:
-        part = remaining.pop()
-        if part in ("/", "//", ".", ".."):
-            resolved = resolved[:-1] if part == ".." else resolved if part == "." else []
-            continue
-        try:
-            target = os.readlink(root.joinpath(*resolved, part))  # noqa: PTH115 - the text as it is
-        except OSError:
-            resolved.append(part)
-            continue
-        links += 1
-        if links > _MAX_LINKS:
-            return None
-        remaining += reversed(pathlib.PurePosixPath(target).parts)
-    local_path = root.joinpath(*resolved)
-    return local_path if os.path.lexists(local_path) else None
-
-
-def libraries(root: pathlib.Path) -> Iterator[pathlib.Path]:
-    """Yield the NVML libraries below a root: in the usual folders, then in its loader's cache."""
-    yielded: set[pathlib.Path] = set()
-    for path in (*(f"{folder}/{NVML}" for folder in _LIBRARY_FOLDERS), *_cached_libraries(root)):
-        library = inside(root, path)
-        if library is not None and library not in yielded and library.is_file():
-            yielded.add(library)
-            yield library
-
-
-def _cached_libraries(root: pathlib.Path) -> Iterator[str]:
-    """Yield the NVML libraries in the loader's cache, as seen from the root."""
-    cache = inside(root, _CACHE)
-    # If the cache is missing or of another libc, only the folders count.
-    with contextlib.suppress(OSError, ValueError, struct.error):
-        data = cache.read_bytes() if cache else b""
-        # An older format may come first, for glibc before 2.2.
-        data = data[data.index(_CACHE_MAGIC) :]
-        _, count, _ = _CACHE_HEADER.unpack_from(data)
-        for index in range(count):
-            at = _CACHE_HEADER.size + index * _CACHE_ENTRY.size
-            flags, name, path, _, _ = _CACHE_ENTRY.unpack_from(data, at)
-            if flags & _CACHE_ARCHITECTURE and _text(data, name) == NVML:
-                yield _text(data, path)
-
-
-def _text(data: bytes, at: int) -> str:
-    return os.fsdecode(data[at : data.index(b"\0", at)])

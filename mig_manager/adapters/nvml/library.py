@@ -14,7 +14,7 @@ from typing import Any
 import pynvml
 
 from mig_manager import errors, reasons
-from mig_manager.adapters.host import programs
+from mig_manager.adapters.host import nvml_libraries
 from mig_manager.adapters.nvml import last_calls
 
 _REASONS: dict[int, reasons.Reason] = {
@@ -43,7 +43,7 @@ _REASONS: dict[int, reasons.Reason] = {
 """The reasons for answers of the functions we call; NVML_ERROR for all others."""
 
 _MESSAGES: Mapping[int, str] = {
-    pynvml.NVML_ERROR_LIBRARY_NOT_FOUND: f"NVIDIA driver not found: {programs.NVML}",
+    pynvml.NVML_ERROR_LIBRARY_NOT_FOUND: f"NVIDIA driver not found: {nvml_libraries.NAME}",
     # Of nvmlInit (nvml.h, ``NVML_INIT_FLAG_NO_GPUS``); GPUs may be bound to it again.
     pynvml.NVML_ERROR_GPU_NOT_FOUND: "no GPU is bound to the driver: all are missing, or passed "
     "through to virtual machines",
@@ -164,7 +164,7 @@ def find(roots: Iterable[str]) -> str | None:
 def _is_loadable() -> bool:
     try:
         with last_calls.RECORDER.calling("dlopen"):
-            ctypes.CDLL(programs.NVML)
+            ctypes.CDLL(nvml_libraries.NAME)
     except OSError:
         return False
     return True
@@ -172,7 +172,7 @@ def _is_loadable() -> bool:
 
 def _candidates(roots: Iterable[str]) -> Iterator[str]:
     for root in roots:
-        yield from map(str, programs.libraries(pathlib.Path(root)))
+        yield from map(str, nvml_libraries.find(pathlib.Path(root)))
 
 
 def _initialise_another(

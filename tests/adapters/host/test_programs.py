@@ -6,7 +6,7 @@ import pathlib
 import pytest
 
 from mig_manager import errors, reasons
-from mig_manager.adapters.host import programs
+from mig_manager.adapters.host import programs, root_paths
 from tests.adapters.host import root_filesystems
 from tests.rigs import waiting
 from tests.rigs.host.processes import is_dead
@@ -74,9 +74,9 @@ def test_a_link_is_resolved_below_its_own_root(tmp_path: pathlib.Path) -> None:
     (tmp_path / "usr/bin/sh").symlink_to("/bin/sh-of-the-test-machine")
 
     for name in ("usr/bin/one", "bin/two", "/usr/bin/one"):
-        assert programs.inside(tmp_path, name) == tmp_path / "opt/nvidia/smi"
-    assert programs.inside(tmp_path, "usr/bin/sh") is None
-    assert programs.inside(tmp_path, "/..") == tmp_path
+        assert root_paths.resolve(tmp_path, name) == tmp_path / "opt/nvidia/smi"
+    assert root_paths.resolve(tmp_path, "usr/bin/sh") is None
+    assert root_paths.resolve(tmp_path, "/..") == tmp_path
 
 
 def test_output_and_exit_status_of_a_program_are_returned(tmp_path: pathlib.Path) -> None:

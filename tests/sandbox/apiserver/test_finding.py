@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from mig_manager.adapters.host import programs
+from mig_manager.adapters.host import nvml_libraries
 from mig_manager.sandbox.driver import state_file, states
 from testkit import nvidia_smi, nvml_faults
 from tests.rigs.driver import c_library
@@ -71,7 +71,7 @@ def test_the_library_is_found_where_distributions_put_it(
 ) -> None:
     file = c_library.build(tmp_path / folder)
 
-    assert list(programs.libraries(tmp_path)) == [file]
+    assert list(nvml_libraries.find(tmp_path)) == [file]
 
 
 @pytest.mark.slow
