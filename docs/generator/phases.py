@@ -17,7 +17,7 @@ from mig_manager.core.fleet import slots
 from mig_manager.core.objects import well_known
 from mig_manager.core.records import run_status
 from tests.pipeline import swept_changes
-from tests.rigs.node import agents, fakes, node_rig, nodes, strikes
+from tests.rigs.node import agents, fakes, moments, node_rig, nodes, strikes
 
 Move = tuple[run_status.Phase, run_status.Phase]
 
@@ -55,7 +55,7 @@ class _Recorder:
         self._story = story
         self._last_text = rig.node_object.annotations.get(well_known.STATUS_ANNOTATION)
         self._phase = run_status.Phase.RESOLVE
-        rig.on_call = self.record
+        rig.callbacks.add(moments.Call, self.record)
 
     def record(self) -> None:
         """Record what was published since the last call."""
@@ -96,7 +96,7 @@ def _record(rig: node_rig.NodeRig, story: Story) -> Iterator[_Recorder]:
         yield recorder
     finally:
         recorder.record()
-        rig.on_call = lambda: None
+        rig.callbacks.clear()
 
 
 def _play(
@@ -118,11 +118,11 @@ def _play(
 def _with_every_call_failing(change: swept_changes.NodeChange, story: Story) -> None:
     for index, call in enumerate(change.calls()):
         rig = change.make()
-        rig.fail_once_at = {index: strikes.broken(call)}
+        rig.failures.add(index, strikes.broken(call))
         _play(rig, change.layout, story)
         # The next run undoes what this one could not.
         # ``story_after_kills`` has those without an outcome.
-        rig.fail_once_at = {}
+        rig.failures.clear()
         if rig.node_object.labels[well_known.STATE_LABEL] != run_status.State.PENDING.value:
             _play(rig, change.layout, story)
 
@@ -138,10 +138,10 @@ def _killed_everywhere(change: swept_changes.NodeChange, story: Story) -> None:
     for index in range(len(change.calls())):
         for requested in (change.layout, _OTHER_LAYOUT):
             rig = change.make()
-            rig.fail_once_at = {index: strikes.Killed()}
+            rig.failures.add(index, strikes.Killed())
             with contextlib.suppress(strikes.Killed):
                 change.run(rig)
-            rig.fail_once_at = {}
+            rig.failures.clear()
             with _record(rig, story):
                 successor = agents.new_agent(rig)
                 successor.recover(requested)
@@ -174,7 +174,7 @@ def _refuse(story: Story) -> None:
     silent.plugin.is_broken = True
     _play(silent, "one-slice-changed", story)
     staying = nodes.rebooting_node()
-    staying.fail_always["reboot.request"] = strikes.broken("reboot.request")
+    staying.failures.add("reboot.request", strikes.broken("reboot.request"))
     _play(staying, "all-1g.5gb", story)
 
 

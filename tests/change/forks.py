@@ -5,6 +5,7 @@ from typing import TypeVar
 import pytest
 
 from mig_manager import errors
+from mig_manager.core import steps
 from tests.rigs.node import local_rig
 
 _Node = TypeVar("_Node", bound=local_rig.LocalRig)
@@ -18,7 +19,6 @@ def fork(rig: _Node) -> _Node:
 def fork_at_kill(rig: _Node) -> _Node:
     """Return the node as a kill of its command at this moment leaves it."""
     dead = fork(rig)
-    dead.on_step, dead.refuses_step = lambda _step: None, lambda _step: False
     # The kernel releases the lock of a dead process, and the driver what it has used.
     dead.lock.is_locked = False
     return dead
@@ -28,3 +28,13 @@ def refuse(rig: local_rig.LocalRig, match: str = "is undone now") -> None:
     """Ask for an impossible layout, which undoes what was left unfinished."""
     with pytest.raises(errors.LayoutError, match=match):
         rig.change_to("too-much")
+
+
+def refuse_first_creation_on(rig: local_rig.LocalRig, uuid: str) -> None:
+    """Have the driver refuse to create the first GPU instance on a GPU."""
+    rig.failures.add(
+        steps.CreateGpuInstance,
+        local_rig.IN_USE,
+        when=lambda: rig.driver.next_step.gpu_uuid == uuid,
+        times=1,
+    )

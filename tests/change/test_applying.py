@@ -9,7 +9,7 @@ from mig_manager.change import apply as applying
 from mig_manager.change import transaction
 from mig_manager.core import steps, timing
 from tests.rigs.node import fakes
-from tests.rigs.node.local_rig import LocalRig, first_only, is_creation
+from tests.rigs.node.local_rig import IN_USE, LocalRig
 
 
 def test_apply_waits_for_another_manager_until_a_deadline(rig: LocalRig) -> None:
@@ -49,7 +49,7 @@ def apply_with_retries(rig: LocalRig) -> None:
 @pytest.mark.parametrize("kind", [steps.DestroyComputeInstance, steps.CreateComputeInstance])
 def test_step_refused_as_in_use_is_retried(kind: type[steps.Step]) -> None:
     rig = LocalRig(count=1)
-    rig.refuses_step = first_only(lambda step: isinstance(step, kind))
+    rig.failures.add(kind, IN_USE, times=1)
 
     apply_with_retries(rig)
 
@@ -59,7 +59,8 @@ def test_step_refused_as_in_use_is_retried(kind: type[steps.Step]) -> None:
 def test_a_pod_admitted_while_instances_are_in_use_keeps_its_device() -> None:
     rig = LocalRig(count=1)
     before, devices = rig.geometry, frozenset(rig.gpus[0].mig_uuids)
-    rig.refuses_step = first_only(lambda _step: bool(rig.pods.add("train", devices=devices)))
+    rig.callbacks.add(steps.Step, lambda: rig.pods.add("train", devices=devices), times=1)
+    rig.failures.add(steps.Step, IN_USE, times=1)
     pods = "in use; pods have devices that the change destroys or resets: default/train"
 
     with pytest.raises(errors.HardwareError, match=pods):
@@ -82,15 +83,13 @@ def test_a_rollback_pauses_between_its_attempts(
     pauses: list[float] = []
 
     def hang() -> None:
-        if rig.log[-1] != "gpus.execute" or not (ends or rig.steps):
-            return
         pauses.extend([rig.clock.now_s - ends[-1]] if ends else [])
         rig.clock.now_s += 2.5
         ends.append(rig.clock.now_s)
         raise errors.HardwareError("failed", reason=reason)
 
-    rig.refuses_step = is_creation
-    rig.on_call = hang
+    rig.failures.add(steps.CreateGpuInstance, IN_USE)
+    rig.callbacks.add("gpus.execute", hang, when=lambda: bool(ends or rig.steps))
 
     with pytest.raises(errors.HardwareError):
         rig.change_to("requested")

@@ -10,7 +10,7 @@ from mig_manager import errors, reasons
 from mig_manager.catalogue import hardware
 from mig_manager.change import apply, boot
 from mig_manager.core import model, steps
-from tests.rigs.node import gpu_values, local_rig, nvml_rig, samples, strikes
+from tests.rigs.node import gpu_values, local_rig, moments, nvml_rig, samples
 from tests.rigs.node.local_rig import BootRig
 
 NO_DRIVER = errors.HardwareError(
@@ -70,7 +70,7 @@ def test_boot_restores_placements_that_no_empty_gpu_would_get(ampere: BootRig) -
     ],
 )
 def test_boot_after_power_loss_in_apply_restores_the_verified_layout(
-    product: str, kind: strikes.StepKind, number: int
+    product: str, kind: moments.Moments, number: int
 ) -> None:
     rig = BootRig(product)
     assert rig.kill_apply("off", kind, number)
@@ -103,9 +103,7 @@ def test_a_reset_that_ends_no_fault_is_tried_once_and_the_layout_restored(
 def test_a_driver_that_hangs_after_a_reset_hides_no_problem(rig: BootRig) -> None:
     rig.gpus = gpu_values.with_action(rig.gpus, model.RecoveryAction.GPU_RESET, 0)
     hung = errors.HardwareError("the driver hangs", reason=reasons.Reason.NVML_TIMEOUT)
-    rig.on_call = lambda: (
-        rig.fail_always.update({"gpus.observe": hung}) if rig.log[-1] == "reset.reset" else None
-    )
+    rig.callbacks.add("reset.reset", lambda: rig.failures.add("gpus.observe", hung))
 
     result = rig.boot(resets_faulty=True)
 
@@ -130,7 +128,7 @@ def test_each_apply_saves_its_verified_layout_also_with_mig_off(
 
 def test_a_failed_apply_keeps_the_layout_saved_before(ampere: BootRig) -> None:
     kept = ampere.verified_layout_file.text
-    ampere.refuses_step = lambda step: isinstance(step, steps.SetMode)
+    ampere.failures.add(steps.SetMode, local_rig.IN_USE)
 
     with pytest.raises(errors.HardwareError):
         ampere.change_to("off")
@@ -147,7 +145,7 @@ def test_apply_that_cannot_save_its_layout_succeeds_and_reports_it(ampere: BootR
 
 def test_boot_without_a_saved_layout_succeeds_without_the_driver(ampere: BootRig) -> None:
     ampere.verified_layout_file.text = None
-    ampere.fail_always["gpus.observe"] = NO_DRIVER
+    ampere.failures.add("gpus.observe", NO_DRIVER)
 
     result = ampere.boot()
 
@@ -242,8 +240,10 @@ def test_a_new_gpu_without_mig_is_no_problem(rig: BootRig) -> None:
 def test_a_failing_gpu_keeps_its_instances_and_affects_no_other(rig: BootRig) -> None:
     empty = rig.geometry
     bad = rig.gpus[1].uuid
-    rig.refuses_step = lambda step: (
-        step.gpu_uuid == bad and isinstance(step, steps.CreateComputeInstance)
+    rig.failures.add(
+        steps.CreateComputeInstance,
+        local_rig.IN_USE,
+        when=lambda: rig.driver.next_step.gpu_uuid == bad,
     )
 
     (problem,) = rig.boot().problems
@@ -258,11 +258,10 @@ def test_a_failing_gpu_keeps_its_instances_and_affects_no_other(rig: BootRig) ->
 @EACH_PRODUCT
 def test_the_journal_names_only_the_gpu_left_in_between(rig: BootRig) -> None:
     bad = rig.gpus[1].uuid
-    with rig.refusing_steps(
-        lambda step: (
-            step.gpu_uuid == bad
-            and isinstance(step, steps.CreateComputeInstance | steps.DestroyGpuInstance)
-        )
+    with rig.failures.adding(
+        steps.CreateComputeInstance | steps.DestroyGpuInstance,
+        local_rig.IN_USE,
+        when=lambda: rig.driver.next_step.gpu_uuid == bad,
     ):
         (problem,) = rig.boot().problems
 
@@ -277,9 +276,7 @@ def test_the_journal_names_only_the_gpu_left_in_between(rig: BootRig) -> None:
 
 @EACH_PRODUCT
 def test_a_boot_that_leaves_every_gpu_half_changed_reports_a_change(rig: BootRig) -> None:
-    rig.refuses_step = lambda step: isinstance(
-        step, steps.CreateComputeInstance | steps.DestroyGpuInstance
-    )
+    rig.failures.add(steps.CreateComputeInstance | steps.DestroyGpuInstance, local_rig.IN_USE)
 
     result = rig.boot()
 
@@ -288,12 +285,12 @@ def test_a_boot_that_leaves_every_gpu_half_changed_reports_a_change(rig: BootRig
 
 
 def test_boot_waits_for_the_driver_and_for_another_manager(rig: BootRig) -> None:
-    rig.fail_always["gpus.observe"] = NO_DRIVER
+    rig.failures.add("gpus.observe", NO_DRIVER)
     rig.lock.refusals = 3
 
     def load(remark: str) -> None:
         if remark == "no driver; waiting up to 120 s":
-            rig.fail_always.clear()
+            rig.failures.clear()
 
     rig.notes = Notes(load)
     rig.boot()
@@ -308,7 +305,7 @@ def test_boot_keeps_a_layout_verified_while_it_waits_for_the_lock(
     if fallback:
         ampere.verified_layout_file.text = None
     ampere.lock.refusals = 1
-    ampere.clock.on_wait.append(lambda: ampere.has("off") or ampere.change_to("off"))
+    ampere.callbacks.add(moments.Wait, lambda: ampere.has("off") or ampere.change_to("off"))
 
     result = ampere.boot(fallback)
 
@@ -317,7 +314,7 @@ def test_boot_keeps_a_layout_verified_while_it_waits_for_the_lock(
 
 
 def test_the_wait_for_the_driver_ends_at_the_deadline(rig: BootRig) -> None:
-    rig.fail_always["gpus.observe"] = NO_DRIVER
+    rig.failures.add("gpus.observe", NO_DRIVER)
 
     with pytest.raises(errors.HardwareError, match="no driver; waited 7 s for it") as caught:
         rig.boot(driver_timeout_s=7.04)
@@ -354,8 +351,9 @@ def test_gpus_in_use_are_awaited_together_and_a_lost_one_is_reported_once(
 
 
 def test_device_files_that_fail_at_boot_are_a_problem_and_undo_nothing(rig: BootRig) -> None:
-    rig.fail_always["refresh_files"] = errors.HostError(
-        "nvidia-ctk failed", reason=reasons.Reason.DEVICE_FILES_FAILED
+    rig.failures.add(
+        "refresh_files",
+        errors.HostError("nvidia-ctk failed", reason=reasons.Reason.DEVICE_FILES_FAILED),
     )
 
     result = rig.boot()
@@ -364,7 +362,7 @@ def test_device_files_that_fail_at_boot_are_a_problem_and_undo_nothing(rig: Boot
     assert result.rounds
     assert [problem.message for problem in result.problems] == ["nvidia-ctk failed"]
 
-    rig.fail_always.clear()
+    rig.failures.clear()
     rig.host.refreshes = 0
     assert rig.boot().problems == ()
     assert rig.host.refreshes == 1
@@ -373,13 +371,12 @@ def test_device_files_that_fail_at_boot_are_a_problem_and_undo_nothing(rig: Boot
 
 def failing_after(rig: BootRig, observations: int) -> None:
     """Let NVML fail after some observations."""
-
-    def fail() -> None:
-        if rig.log[-1] == "gpus.observe" and rig.log.count("gpus.observe") > observations:
-            raise errors.HardwareError("gone", reason=reasons.Reason.NVML_ERROR)
-
     rig.log.clear()
-    rig.on_call = fail
+    rig.failures.add(
+        "gpus.observe",
+        errors.HardwareError("gone", reason=reasons.Reason.NVML_ERROR),
+        when=lambda: rig.log.count("gpus.observe") > observations,
+    )
 
 
 def test_a_boot_that_changes_nothing_keeps_the_journal_of_a_killed_apply(
@@ -397,14 +394,10 @@ def test_a_boot_that_changes_nothing_keeps_the_journal_of_a_killed_apply(
 @EACH_PRODUCT
 def test_a_failed_boot_refreshes_device_files_for_what_it_has_changed(rig: BootRig) -> None:
     refreshed = rig.host.refreshes
-
-    def refuses_step(_step: steps.Step) -> bool:
-        if rig.steps < 3:
-            return False
-        failing_after(rig, 0)
-        return True
-
-    rig.refuses_step = refuses_step
+    rig.callbacks.add(
+        steps.Step, lambda: failing_after(rig, 0), when=lambda: rig.steps == 3, times=1
+    )
+    rig.failures.add(steps.Step, local_rig.IN_USE, when=lambda: rig.steps >= 3)
 
     assert rig.boot().problems
 

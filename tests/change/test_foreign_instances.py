@@ -6,9 +6,9 @@ import pytest
 
 from mig_manager import errors, reasons
 from mig_manager.core import model, steps
-from tests.change.forks import refuse
-from tests.rigs.node import samples, strikes
-from tests.rigs.node.local_rig import LocalRig, first_only, is_creation
+from tests.change.forks import refuse, refuse_first_creation_on
+from tests.rigs.node import samples
+from tests.rigs.node.local_rig import IN_USE, LocalRig
 
 
 def with_foreign(rig: LocalRig, start: int) -> model.Placement:
@@ -30,8 +30,10 @@ def test_rollback_keeps_and_names_an_instance_missed_before(rig: LocalRig) -> No
     def list_all() -> None:
         rig.gpus = complete
 
-    strikes.act_once(rig, lambda: rig.log[-1] == "gpus.execute", list_all)
-    rig.refuses_step = lambda step: is_creation(step) and step.placement == place  # type: ignore[union-attr]
+    rig.callbacks.add("gpus.execute", list_all, times=1)
+    rig.failures.add(
+        steps.CreateGpuInstance, IN_USE, when=lambda: rig.driver.next_step.placement == place
+    )
 
     with pytest.raises(errors.HardwareError) as caught:
         rig.change_to("requested")
@@ -41,8 +43,8 @@ def test_rollback_keeps_and_names_an_instance_missed_before(rig: LocalRig) -> No
     assert rig.geometry == before
     assert rig.journal.text is not None
 
-    second = rig.gpus[1].uuid
-    rig.refuses_step = first_only(lambda step: is_creation(step) and step.gpu_uuid == second)
+    rig.failures.clear()
+    refuse_first_creation_on(rig, rig.gpus[1].uuid)
     with pytest.raises(errors.HardwareError, match="the former instances are restored"):
         rig.change_to("other")
     assert rig.geometry == before
@@ -52,7 +54,8 @@ def test_rollback_keeps_and_names_an_instance_missed_before(rig: LocalRig) -> No
 
 
 def test_rollback_keeps_an_instance_created_during_the_change(rig: LocalRig) -> None:
-    rig.refuses_step = first_only(lambda step: is_creation(step) and bool(with_foreign(rig, 3)))
+    rig.callbacks.add(steps.CreateGpuInstance, lambda: with_foreign(rig, 3), times=1)
+    rig.failures.add(steps.CreateGpuInstance, IN_USE, times=1)
 
     with pytest.raises(errors.HardwareError, match=r"1g\.5gb at 3:1 on GPU 0 is new") as caught:
         rig.change_to("requested")
@@ -88,7 +91,7 @@ def test_a_stale_plan_is_abandoned_before_its_first_step(rig: LocalRig) -> None:
         with_foreign(rig, start=3)
         geometries.append(rig.geometry)
 
-    strikes.act_once(rig, lambda: rig.log[-1] == "gpus.execute", make_stale)
+    rig.callbacks.add("gpus.execute", make_stale, times=1)
 
     with pytest.raises(errors.StalePlanError, match="already; nothing was changed") as caught:
         rig.change_to("small")
@@ -102,11 +105,7 @@ def test_a_stale_plan_is_abandoned_before_its_first_step(rig: LocalRig) -> None:
 def test_stale_plan_beside_an_older_change_keeps_foreign_instances(rig: LocalRig) -> None:
     assert rig.kill_apply("requested", steps.CreateComputeInstance)
     created: list[model.Placement] = []
-    strikes.act_once(
-        rig,
-        lambda: rig.log[-1] == "gpus.execute",
-        lambda: created.append(with_foreign(rig, start=3)),
-    )
+    rig.callbacks.add("gpus.execute", lambda: created.append(with_foreign(rig, start=3)), times=1)
 
     with pytest.raises(errors.HardwareError, match=r"1g\.5gb at 3:1 on GPU 0 is new, and is kept"):
         rig.change_to("small")
@@ -147,20 +146,18 @@ def test_rollback_checks_users_again_after_a_stale_plan(rig: LocalRig) -> None:
     _, second = rig.gpus
 
     def strike() -> None:
-        if rig.log[-1] != "gpus.execute":
-            return
         if first in rig.gpus:
             rig.driver.clients = "train (pid 7)"
         rig.gpus = (first, second)
 
-    rig.on_call = strike
+    rig.callbacks.add("gpus.execute", strike)
 
     refuse(rig, "in use by train")
     assert rig.gpus == (first, second)
 
 
 def test_failed_rollback_forgets_instances_that_were_never_created(rig: LocalRig) -> None:
-    refusal = rig.refusing_steps(lambda _step: rig.steps > 4)
+    refusal = rig.failures.adding(steps.Step, IN_USE, when=lambda: rig.steps > 4)
     with refusal, pytest.raises(errors.HardwareError, match="the rollback failed as well"):
         rig.change_to("small")
     place = with_foreign(rig, start=3)
@@ -174,11 +171,11 @@ def test_rollback_that_did_not_begin_forgets_missing_instances(rig: LocalRig) ->
     unread = errors.HardwareError("no answer", reason=reasons.Reason.NO_PERMISSION)
     undisturbed = LocalRig()
     for each in (undisturbed, rig):
-        each.refuses_step = first_only(is_creation)
+        each.failures.add(steps.CreateGpuInstance, IN_USE, times=1)
     with pytest.raises(errors.HardwareError, match="the former instances are restored"):
         undisturbed.change_to("small")
     _, rollback = (n for n, call in enumerate(undisturbed.log) if call == "gpus.execute")
-    rig.fail_once(rollback - 1, unread)
+    rig.failures.add(rollback - 1, unread)
     with pytest.raises(errors.HardwareError, match="the rollback failed as well: no answer"):
         rig.change_to("small")
     place = with_foreign(rig, start=3)

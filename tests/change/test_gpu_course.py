@@ -23,13 +23,13 @@ class CourseNode(local_rig.LocalRig):
     def __init__(self, product: str = "A30") -> None:
         super().__init__("off", product=product)
         self._worker_dies_at = 0
-        self.on_step = self._die
+        self.callbacks.add(steps.Step, self._die)
 
     @property
     def uuid(self) -> str:
         return self.gpus[1].uuid
 
-    def _die(self, _step: steps.Step) -> None:
+    def _die(self) -> None:
         if self.steps == self._worker_dies_at:
             raise gpu_course.WorkerKilledError
 
@@ -47,11 +47,10 @@ class CourseNode(local_rig.LocalRig):
             for instance in self.gpus[1].gpu_instances
             if uuid in [each.uuid for each in instance.compute_instances]
         )
-        with self.refusing_steps(
-            lambda step: (
-                isinstance(step, steps.DestroyComputeInstance | steps.DestroyGpuInstance)
-                and step.gpu_instance_id == used
-            )
+        with self.failures.adding(
+            steps.DestroyComputeInstance | steps.DestroyGpuInstance,
+            local_rig.IN_USE,
+            when=lambda: self.driver.next_step.gpu_instance_id == used,
         ):
             yield ""
 
@@ -81,7 +80,7 @@ def test_the_course_shows_every_placement_and_restores_the_gpu(product: str) -> 
 def test_a_gpu_with_mig_on_keeps_its_mode() -> None:
     host = CourseNode("H100-SXM5-80GB")
     host.set_up("bare")
-    host.refuses_step = lambda step: isinstance(step, steps.SetMode)
+    host.failures.add(steps.SetMode, local_rig.IN_USE)
 
     result = host.run_course()
 
@@ -92,8 +91,10 @@ def test_a_gpu_with_mig_on_keeps_its_mode() -> None:
 def test_a_failing_step_is_named_and_the_gpu_restored() -> None:
     host = CourseNode()
     before = host.geometry
-    host.refuses_step = lambda step: (
-        isinstance(step, steps.CreateGpuInstance) and str(step.profile) == "2g.12gb+me"
+    host.failures.add(
+        steps.CreateGpuInstance,
+        local_rig.IN_USE,
+        when=lambda: str(host.driver.next_step.profile) == "2g.12gb+me",
     )
 
     result = host.run_course()
@@ -114,7 +115,7 @@ def test_a_refusal_in_use_is_not_tried_without_cuda() -> None:
 
 
 @pytest.mark.parametrize(
-    ("using", "fail_always", "name", "why"),
+    ("using", "failures", "name", "why"),
     [
         pytest.param(
             lambda _uuid: contextlib.nullcontext(""),
@@ -133,11 +134,11 @@ def test_a_refusal_in_use_is_not_tried_without_cuda() -> None:
     ],
 )
 def test_a_failing_stage_is_named_and_the_gpu_restored(
-    using: gpu_course.Using | None, fail_always: dict[str, Exception], name: str, why: str
+    using: gpu_course.Using | None, failures: dict[str, Exception], name: str, why: str
 ) -> None:
     host = CourseNode()
     before = host.geometry
-    host.fail_always |= fail_always
+    host.failures.add_all(failures)
 
     (failed,) = (
         stage for stage in host.run_course(using).stages if stage.outcome is StageOutcome.FAILED
@@ -150,7 +151,7 @@ def test_a_failing_stage_is_named_and_the_gpu_restored(
 def test_without_mig_mode_no_instance_is_tried() -> None:
     host = CourseNode()
     before = host.geometry
-    host.refuses_step = lambda step: isinstance(step, steps.SetMode)
+    host.failures.add(steps.SetMode, local_rig.IN_USE)
 
     result = host.run_course()
 
@@ -163,15 +164,9 @@ def test_without_mig_mode_no_instance_is_tried() -> None:
 
 def test_after_a_kill_in_the_course_the_next_command_restores_the_gpu() -> None:
     host = CourseNode()
-    before, kills, die = host.geometry, list[CourseNode](), host.on_step
-
-    def strike(step: steps.Step) -> None:
-        kills.append(forks.fork_at_kill(host))
-        die(step)
-
-    host.on_step = strike
+    before, kills = host.geometry, host.note(lambda: forks.fork_at_kill(host), at=steps.Step)
     host.run_course()
-    assert len(kills) == host.steps
+    assert len(kills) == host.steps - 1  # the course itself kills the worker before one
     for killed in kills[::3]:  # each kind of step at some placements
         local_journal.undo_interrupted(killed.deps)
 

@@ -10,8 +10,7 @@ from mig_manager import errors, reasons
 from mig_manager.change import apply, hook_points, pod_use
 from mig_manager.core import model, ports, steps
 from mig_manager.core.files import checkpoint
-from tests.rigs.node import fake_cluster, fake_host, local_rig, nodes, samples, strikes
-from tests.rigs.node.local_rig import is_creation
+from tests.rigs.node import fake_cluster, fake_host, local_rig, moments, nodes, samples
 
 STEPS = {
     steps.SetMode: "MODE",
@@ -28,7 +27,7 @@ class RecordingRig(local_rig.LocalRig):
     def __init__(self, layout: str, hooks: str = nodes.HOOKS) -> None:
         super().__init__(layout)
         self.hooks.text = hooks
-        self.on_step = self.note
+        self.callbacks.add(steps.Step, self.record_step)
         self.before = self.geometry
 
     @property
@@ -36,8 +35,8 @@ class RecordingRig(local_rig.LocalRig):
         """Hooks, and between two of them each kind of steps once."""
         return list(self.hooks.commands)
 
-    def note(self, step: steps.Step) -> None:
-        kind = STEPS.get(type(step))
+    def record_step(self) -> None:
+        kind = STEPS.get(type(self.driver.next_step))
         events = self.hooks.commands
         since = next((at for at in reversed(range(len(events))) if events[at].islower()), -1)
         if kind and kind not in events[since + 1 :]:
@@ -168,7 +167,11 @@ def test_failing_hook_undoes_the_change_except_at_the_last_point(point: str) -> 
 
 def test_failing_change_is_undone_before_the_last_point() -> None:
     rig = RecordingRig("before")
-    rig.refuses_step = lambda step: is_creation(step) and step.placement.size == 1  # type: ignore[union-attr]
+    rig.failures.add(
+        steps.CreateGpuInstance,
+        local_rig.IN_USE,
+        when=lambda: rig.driver.next_step.placement.size == 1,
+    )
     rig.hooks.broken = {"exit"}
 
     with pytest.raises(errors.HardwareError) as caught:
@@ -246,10 +249,9 @@ def test_gpus_that_a_hook_has_changed_are_checked_again() -> None:
     rig = RecordingRig("before")
 
     def tamper() -> None:
-        if "start" in rig.history:
-            rig.gpus = local_rig.LocalRig("requested").gpus
+        rig.gpus = local_rig.LocalRig("requested").gpus
 
-    rig.on_call = tamper
+    rig.callbacks.add(moments.Call, tamper, when=lambda: "start" in rig.history)
     rig.hooks.text = (
         "hooks: {apply-start: [{command: start}, {command: more}], apply-exit: [{command: exit}]}"
     )
@@ -295,7 +297,7 @@ def test_an_unfinished_change_is_undone_where_a_first_hook_fails() -> None:
         rig.change_to("requested")
 
     assert rig.geometry == rig.before
-    assert rig.history[1:] == ["start", "CREATE", "exit"]
+    assert rig.history[-3:] == ["start", "CREATE", "exit"]
 
 
 def test_a_restore_passes_the_same_points_and_is_undone_like_any_change() -> None:
@@ -344,9 +346,9 @@ def test_a_stale_plan_in_a_later_round_rolls_the_first_round_back(
     def create() -> None:
         change_first(foreign)
         if not is_kept:
-            strikes.act_once(rig, lambda: rig.log[-1] == "gpus.observe", lambda: change_first(()))
+            rig.callbacks.add("gpus.observe", lambda: change_first(()), times=1)
 
-    strikes.act_once(rig, lambda: rig.log[-1] == "gpus.execute" and "MODE" in rig.history, create)
+    rig.callbacks.add("gpus.execute", create, when=lambda: "MODE" in rig.history, times=1)
 
     with pytest.raises(errors.HardwareError, match=message):
         rig.change_to("requested")

@@ -9,9 +9,9 @@ from mig_manager import errors, reasons
 from mig_manager.change import apply as applying
 from mig_manager.change import layout_store, local_journal, pod_use
 from mig_manager.core import model, steps
-from tests.change.forks import refuse
-from tests.rigs.node import fake_cluster, gpu_values, samples, strikes
-from tests.rigs.node.local_rig import LocalRig, first_only, is_creation
+from tests.change.forks import refuse, refuse_first_creation_on
+from tests.rigs.node import fake_cluster, gpu_values, moments, samples
+from tests.rigs.node.local_rig import IN_USE, LocalRig
 
 OFF = model.MigMode.DISABLED
 
@@ -67,7 +67,7 @@ def test_a_failed_change_spares_pods_of_an_interrupted_one(
     assert rig.kill_apply("requested", steps.CreateComputeInstance, 4)
     done = rig.geometry[0]
     rig.pods.add("train", devices=frozenset(rig.gpus[0].mig_uuids))
-    rig.refuses_step = first_only(is_creation)
+    rig.failures.add(steps.CreateGpuInstance, IN_USE, times=1)
 
     with pytest.raises(errors.HardwareError, match=error):
         rig.change_to(requested)
@@ -102,7 +102,7 @@ def test_a_silent_kubelet_blocks_a_layout_beside_an_interrupted_change(rig: Loca
     assert rig.kill_apply("requested", steps.CreateComputeInstance, 4)
     rig.gpus = gpu_values.without_instances(rig.gpus, 0)
     killed = rig.geometry
-    rig.fail_always["allocations.assigned_devices"] = errors.KubeletError("no answer")
+    rig.failures.add("allocations.assigned_devices", errors.KubeletError("no answer"))
 
     with pytest.raises(errors.GpuInUseError, match="no answer"):
         rig.change_to("first-only")
@@ -119,8 +119,8 @@ def test_a_silent_kubelet_blocks_a_layout_beside_an_interrupted_change(rig: Loca
 def test_after_a_kill_the_message_says_what_a_rollback_restores(rig: LocalRig) -> None:
     before = rig.geometry
     assert rig.kill_apply("requested", steps.CreateGpuInstance)
-    rig.refuses_step = lambda step: is_creation(step) and rig.steps == 3
     rig.steps = 0
+    rig.failures.add(steps.CreateGpuInstance, IN_USE, when=lambda: rig.steps == 3)
 
     with pytest.raises(errors.HardwareError):
         rig.change_to("other")
@@ -136,7 +136,7 @@ def test_after_a_kill_the_message_says_what_a_rollback_restores(rig: LocalRig) -
 def test_a_rollback_that_fails_is_reported_kept_and_tried_again(rig: LocalRig) -> None:
     before = rig.geometry
 
-    with rig.refusing_steps(is_creation):
+    with rig.failures.adding(steps.CreateGpuInstance, IN_USE):
         with pytest.raises(errors.HardwareError) as caught:
             rig.change_to("requested")
 
@@ -160,7 +160,6 @@ def test_a_failed_apply_restores_gpus_that_an_older_journal_does_not_name(
     rig: LocalRig,
 ) -> None:
     """A 'boot' that was killed left a journal of the first GPU alone."""
-    second = rig.gpus[1].uuid
     rig.change_to("mixed")
     before = rig.geometry
     rig.gpus = gpu_values.without_instances(rig.gpus, 0)
@@ -169,7 +168,7 @@ def test_a_failed_apply_restores_gpus_that_an_older_journal_does_not_name(
         rig.boot()
     journal = rig.local_journal
     assert [gpu.uuid for gpu in journal.gpus.snapshot] == [rig.gpus[0].uuid]
-    rig.refuses_step = first_only(lambda step: is_creation(step) and step.gpu_uuid == second)
+    refuse_first_creation_on(rig, rig.gpus[1].uuid)
 
     with pytest.raises(errors.HardwareError, match="the former instances are restored"):
         rig.change_to("requested")
@@ -273,7 +272,7 @@ def test_an_unknown_layout_needs_neither_lock_nor_gpus_and_undoes_nothing(
 def test_a_rollback_that_needs_a_forbidden_reset_does_not_run(
     rig: LocalRig,
     layout: str,
-    kind: strikes.StepKind,
+    kind: moments.Moments,
     number: int,
     message: str,
     *,

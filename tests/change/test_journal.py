@@ -10,18 +10,17 @@ from mig_manager.core import steps
 from mig_manager.core.planner import planner
 from mig_manager.core.records import journals
 from tests.rigs.node import gpu_values, strikes
-from tests.rigs.node.local_rig import LocalRig, first_only, is_creation
+from tests.rigs.node.local_rig import IN_USE, LocalRig
 
 
 def test_journal_exists_from_the_first_step_to_the_last(rig: LocalRig) -> None:
     journal_texts: list[str | None] = []
 
-    def is_refused(_step: steps.Step) -> bool:
+    def note() -> None:
         journal_texts.append(rig.journal.text)
         assert rig.lock.is_locked
-        return False
 
-    rig.refuses_step = is_refused
+    rig.callbacks.add(steps.Step, note)
     snapshot = tuple(gpu.snapshot for gpu in rig.gpus)
     rig.change_to("requested")
 
@@ -82,8 +81,8 @@ def test_without_a_journal_nothing_is_changed(rig: LocalRig, refused: set[str]) 
 
 
 def test_a_disk_that_fills_during_a_change_hides_no_failure(rig: LocalRig) -> None:
-    rig.on_step = lambda _step: rig.journal.failing_operations.add("write")
-    rig.refuses_step = is_creation
+    rig.callbacks.add(steps.Step, lambda: rig.journal.failing_operations.add("write"))
+    rig.failures.add(steps.CreateGpuInstance, IN_USE)
 
     with pytest.raises(errors.HardwareError) as caught:
         rig.change_to("requested")
@@ -130,16 +129,17 @@ def test_outdated_device_files_are_refreshed_by_the_next_apply(
     rig: LocalRig, failure: Exception, layout: str, *, is_undone: bool
 ) -> None:
     if is_undone:
-        rig.refuses_step = first_only(is_creation)
-    rig.fail_always["refresh_files"] = failure
+        rig.failures.add(steps.CreateGpuInstance, IN_USE, times=1)
+    rig.failures.add("refresh_files", failure)
     with pytest.raises((errors.MigManagerError, strikes.Killed)):
         rig.change_to("requested")
     changed = rig.geometry
 
-    rig.fail_always["refresh_files"] = no_files()
+    rig.failures.clear()
+    rig.failures.add("refresh_files", no_files())
     with pytest.raises(errors.HostError, match=r"^nvidia-ctk failed; the next 'apply'"):
         rig.change_to(layout)
-    rig.fail_always.clear()
+    rig.failures.clear()
     assert not rig.change_to(layout).is_changed
 
     assert (rig.geometry, rig.host.refreshes, rig.journal.text) == (changed, 1, None)

@@ -9,7 +9,7 @@ from mig_manager.core import model, steps
 from mig_manager.core.layout import config, layouts
 from mig_manager.core.records import journals
 from tests.rigs.node import gpu_values
-from tests.rigs.node.local_rig import LocalRig
+from tests.rigs.node.local_rig import IN_USE, LocalRig
 
 
 def test_apply_resets_no_gpu_where_resets_are_forbidden() -> None:
@@ -48,13 +48,12 @@ def test_mode_only_without_resets_leaves_the_mode_pending(
     layout = mode_of_first(rig) if has_interrupted else rig.layouts.layout("bare")
     rig.driver.mode_waits = not is_in_use
 
-    def put_off(step: steps.Step) -> bool:
-        if is_in_use and isinstance(step, steps.SetMode):
-            rig.gpus = gpu_values.pending(rig.gpus, step)
-            return True
-        return False
+    def put_off() -> None:
+        rig.gpus = gpu_values.pending(rig.gpus, rig.driver.next_step)
 
-    rig.refuses_step = put_off
+    if is_in_use:
+        rig.callbacks.add(steps.SetMode, put_off)
+        rig.failures.add(steps.SetMode, IN_USE)
 
     assert rig.apply(layout, is_mode_only=True, may_reset=False).is_changed
 
@@ -67,7 +66,9 @@ def test_mode_only_reports_a_failure_on_another_gpu_as_such() -> None:
     rig = LocalRig("one-off")
     layout = mode_of_first(rig)
     rig.driver.mode_waits = True
-    rig.refuses_step = lambda step: not isinstance(step, steps.SetMode)
+    rig.failures.add(
+        steps.Step, IN_USE, when=lambda: not isinstance(rig.driver.next_step, steps.SetMode)
+    )
 
     with pytest.raises(errors.HardwareError) as caught:
         rig.apply(layout, is_mode_only=True, may_reset=False)
@@ -79,7 +80,7 @@ def test_mode_only_without_resets_reports_instances_in_use_of_other_gpus(
     rig: LocalRig,
 ) -> None:
     assert rig.kill_apply("requested", steps.CreateGpuInstance, 3)
-    rig.refuses_step = lambda _step: True
+    rig.failures.add(steps.Step, IN_USE)
 
     with pytest.raises(errors.HardwareError) as caught:
         rig.change_to("first-only", is_mode_only=True, may_reset=False)

@@ -11,8 +11,8 @@ from mig_manager import errors
 from mig_manager.core import model, steps
 from mig_manager.core.files import checkpoint
 from tests.change import forks
-from tests.rigs.node import gpu_values
-from tests.rigs.node.local_rig import PROFILES, BootRig, LocalRig
+from tests.rigs.node import gpu_values, strikes
+from tests.rigs.node.local_rig import IN_USE, PROFILES, BootRig, LocalRig
 
 CHECKPOINT = checkpoint.render(LocalRig("split").gpus)
 
@@ -81,8 +81,10 @@ class Recording:
 @functools.cache
 def record(change: GpuChange) -> Recording:
     rig = change.start()
-    before, forks_at_kills = forks.fork(rig), list[LocalRig]()
-    rig.on_step = lambda _step: forks_at_kills.append(forks.fork_at_kill(rig))
+    before, forks_at_kills = (
+        forks.fork(rig),
+        rig.note(lambda: forks.fork_at_kill(rig), at=steps.Step),
+    )
     change.run(rig)
     assert forks_at_kills
     assert all(killed.journal.text is not None for killed in forks_at_kills)
@@ -155,8 +157,7 @@ def test_a_change_that_fails_at_any_step_is_undone(change: GpuChange) -> None:
     before = record(change).before
     for at in range(1, 1 + len(record(change).kills)):
         rig = forks.fork(before)
-        rig.steps = 0
-        rig.refuses_step = lambda _step: rig.steps == at  # noqa: B023 - only in this round
+        rig.failures.add(steps.Step, IN_USE, when=strikes.nth(at))
 
         with pytest.raises(errors.HardwareError, match=r"in use; (the former instances|nothing)"):
             change.run(rig)

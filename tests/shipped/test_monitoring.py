@@ -24,7 +24,7 @@ from mig_manager.partitioner import metrics as partitioner_metrics
 from mig_manager.sandbox.driver import simulated_worker, state_file
 from testkit import nvml_faults
 from tests.rigs import programs
-from tests.rigs.node import agents, fakes, nodes
+from tests.rigs.node import agents, fakes, moments, nodes
 from tests.rigs.shipped.overlays import kustomize
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -120,12 +120,12 @@ def test_phases_fill_a_run_and_only_published_states_count() -> None:
     node, telemetry = nodes.busy_node(), fakes.FakeTelemetry()
     pipeline = agents.new_agent(node, telemetry=telemetry)
     lost = errors.ClusterError("down", reason=reasons.Reason.API_UNAVAILABLE)
-    node.fail_once_at.update(dict.fromkeys(range(10), lost))
+    node.failures.add(moments.Call, lost)
     with pytest.raises(errors.ClusterError):
         pipeline.run("no-such-layout", fakes.FakeRequest(node.clock))
     events = telemetry.events
     assert (events["state_published"], events["run_ended"]) == ([], [])
-    node.fail_once_at.clear()
+    node.failures.clear()
     events.clear()
 
     pipeline.run("all-1g.5gb", fakes.FakeRequest(node.clock))

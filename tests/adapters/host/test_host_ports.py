@@ -97,7 +97,7 @@ def reboot_in_memory(_folder: pathlib.Path, *, is_refused: bool) -> Iterator[por
     rig = node_rig.NodeRig(gpus=())
     if is_refused:
         error = errors.HostError("it says no", reason=reasons.Reason.REBOOT_REQUIRED)
-        rig.fail_always |= {"reboot.check": error, "reboot.request": error}
+        rig.failures.add_all({"reboot.check": error, "reboot.request": error})
     yield fake_host.FakeHost(rig)
 
 

@@ -38,7 +38,7 @@ class InMemory:
 
     def refuse(self) -> None:
         error = errors.HostError("refused", reason=Reason.RESET_REQUIRED)
-        self._node.fail_always["reset.reset"] = error
+        self._node.failures.add("reset.reset", error)
 
     def set_persistence(self, *, is_kept_off: bool = False) -> None:
         self._node.resets.need_persistence_off = True

@@ -22,14 +22,12 @@ class InMemory:
         self.gpus: ports.Gpus = fake_host.FakeGpus(self._node)
 
     def use(self, gpu: model.Gpu) -> None:
-        def refuse(step: steps.Step) -> Exception | None:
-            is_used = step.gpu_uuid == gpu.uuid
-            return (
-                errors.HardwareError("in use", reason=reasons.Reason.IN_USE) if is_used else None
-            )
-
         self._node.driver.clients = "train"
-        self._node.driver.step_error = refuse
+        self._node.failures.add(
+            steps.Step,
+            errors.HardwareError("in use", reason=reasons.Reason.IN_USE),
+            when=lambda: self._node.driver.next_step.gpu_uuid == gpu.uuid,
+        )
 
     def lose(self, gpu: model.Gpu) -> None:
         self._node.driver.lost.add(gpu.uuid)

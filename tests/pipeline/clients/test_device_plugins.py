@@ -5,11 +5,12 @@ from collections.abc import Callable
 
 import pytest
 
+from mig_manager.core import steps
 from mig_manager.core.objects import discovery_labels, pod_object, well_known
 from mig_manager.core.records import run_status
 from mig_manager.reasons import Reason
 from tests.rigs import layout_table
-from tests.rigs.node import agents, ends, fakes, node_rig, nodes, strikes
+from tests.rigs.node import agents, ends, fakes, moments, node_rig, nodes, strikes
 
 
 def test_plugin_that_cannot_be_verified_is_restarted_once() -> None:
@@ -23,7 +24,7 @@ def test_plugin_that_cannot_be_verified_is_restarted_once() -> None:
         before_waits.append(rig.log.count("allocations.allocatable"))
 
     stale()
-    rig.clock.on_wait.append(stale)
+    rig.callbacks.add(moments.Wait, stale)
 
     for attempt in (1, 2):
         rig.log = [call for call in rig.log if call == "workloads.delete"]
@@ -146,7 +147,7 @@ def node_between_plugins() -> node_rig.NodeRig:
 
 def test_a_plugin_outside_pods_may_restart_during_the_wait() -> None:
     rig = node_with_plugin_service()
-    rig.clock.on_wait.append(rig.register_devices)
+    rig.callbacks.add(moments.Wait, rig.register_devices)
 
     ends.run_to(rig, "all-balanced", Reason.APPLIED)
 
@@ -174,16 +175,17 @@ def test_a_plugin_outside_pods_may_allocate_a_device_during_a_hook() -> None:
     rig = node_with_plugin_service()
     rig.hooks.text = nodes.HOOKS
     device = rig.gpus[0].mig_uuids[0]
-    strikes.act_once(
-        rig,
-        lambda: rig.log[-1] == "hooks.run" and rig.node_object.has_reconfiguring_taint,
+    rig.callbacks.add(
+        "hooks.run",
         lambda: rig.pods.add("late", devices=frozenset({device})),
+        when=lambda: rig.node_object.has_reconfiguring_taint,
+        times=1,
     )
     agent = agents.new_agent(rig)
     ends.run_to(rig, "all-balanced", Reason.IN_USE, "default/late", by=agent)
     assert device in rig.gpus[0].mig_uuids
 
-    rig.clock.on_wait.append(rig.register_devices)
+    rig.callbacks.add(moments.Wait, rig.register_devices)
     ends.run_to(rig, "all-balanced", Reason.APPLIED, by=agent, attempt=2)
     assert device in rig.gpus[0].mig_uuids
     assert "workloads.evict" not in rig.log
@@ -237,10 +239,10 @@ def test_a_plugin_between_two_pods_of_its_daemonset_is_waited_for(
             rig.start_plugin()
 
     if comes_during_change:
-        rig.driver.step_error = lambda _step: start()
+        rig.callbacks.add(steps.Step, start)
     else:
         rig.daemons.controller_away_until_s = math.inf
-        rig.clock.on_wait.append(start)
+        rig.callbacks.add(moments.Wait, start)
 
     ends.run_to(rig, "one-slice-changed", Reason.APPLIED)
     assert rig.kubelet.schedulable == rig.plugin_devices
@@ -262,19 +264,18 @@ def test_outdated_watch_does_not_end_the_wait_for_the_plugin(
     rig = nodes.node(layout="all-1g.5gb")
     shown = tuple(rig.pods.values()) if shows_old else ()
     rig.pods.watched = lambda: shown
-    plugins_at_steps: list[pod_object.Pod] = []
-    rig.driver.step_error = lambda _step: plugins_at_steps.extend(rig.pods.plugins)
+    plugins_at_steps = rig.note(lambda: rig.pods.plugins, at=steps.Step)
     rig.plugin.is_broken = shows_old
 
     ends.run_to(rig, "all-balanced", reason)
 
-    assert rig.driver.executed_steps
-    assert plugins_at_steps == []
+    assert plugins_at_steps
+    assert not any(plugins_at_steps)
 
 
 def test_a_patch_that_failed_does_not_lose_the_gpus() -> None:
     rig = nodes.node()
-    rig.fail_once("node.patch", strikes.BROKEN["node"])
+    rig.failures.add("node.patch", strikes.BROKEN["node"], times=1)
 
     ends.run_to(rig, "all-1g.5gb", Reason.API_UNAVAILABLE)
 

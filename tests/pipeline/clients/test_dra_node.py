@@ -17,7 +17,7 @@ from tests.pipeline.dra_scenes import (
     without_driver,
     without_pods,
 )
-from tests.rigs.node import agents, ends, gpu_values, node_rig, nodes, strikes
+from tests.rigs.node import agents, ends, gpu_values, moments, node_rig, nodes, strikes
 
 
 def starts(rig: node_rig.NodeRig) -> list[str]:
@@ -28,7 +28,7 @@ def starts(rig: node_rig.NodeRig) -> list[str]:
         driver_uids.extend(pod.uid for pod in rig.pods.dra_drivers if pod.uid not in driver_uids)
 
     note()
-    rig.clock.on_wait.append(note)
+    rig.callbacks.add(moments.Wait, note)
     return driver_uids
 
 
@@ -74,8 +74,7 @@ def test_driver_stops_after_pods_with_claims_and_starts_before_them() -> None:
 
 def test_stale_slices_are_withdrawn_before_pods_may_be_scheduled_again() -> None:
     rig = nodes.dra_node()
-    open_with = strikes.note(
-        rig,
+    open_with = rig.note(
         lambda: published_uuids(rig),
         when=lambda: (
             "gpus.execute" in rig.log
@@ -93,9 +92,7 @@ def test_no_device_can_be_allocated_once_the_last_users_were_sought(
     *, label_managed: bool
 ) -> None:
     rig = nodes.dra_node(label_managed=label_managed)
-    published = strikes.note(
-        rig, lambda: published_uuids(rig), when=lambda: rig.log[-1] == "gpus.execute"
-    )
+    published = rig.note(lambda: published_uuids(rig), when=lambda: rig.log[-1] == "gpus.execute")
 
     assert agents.run(rig, "most-in-one", layouts=KEEP_ONE).state is run_status.State.SUCCESS
 
@@ -140,14 +137,14 @@ def test_a_monitor_whose_claims_cannot_be_read_is_paused_and_not_evicted() -> No
 def test_slices_that_do_not_match_the_gpus_fail_the_change() -> None:
     rig = nodes.dra_node()
     stale = rig.dra_driver.slices
-    rig.clock.on_wait.append(lambda: setattr(rig.dra_driver, "slices", stale))
+    rig.callbacks.add(moments.Wait, lambda: setattr(rig.dra_driver, "slices", stale))
 
     why = "the DRA driver's ResourceSlices list 14 devices: 8 exist, 10 are expected"
     outcome = agents.run(rig, "most-in-one", layouts=KEEP_ONE)
     assert outcome.reason is Reason.NOT_ALLOCATABLE
     assert why in outcome.message
 
-    rig.clock.on_wait.pop()
+    rig.callbacks.clear()
     assert (
         agents.run(without_driver(rig), "most-in-one", layouts=KEEP_ONE).state
         is run_status.State.SUCCESS
@@ -164,7 +161,7 @@ def test_a_driver_that_does_not_come_back_is_named() -> None:
 
 def test_slices_that_the_api_does_not_list_are_not_waited_for() -> None:
     rig = nodes.dra_node()
-    rig.clock.on_wait.append(lambda: setattr(rig.dra_driver, "slices", None))
+    rig.callbacks.add(moments.Wait, lambda: setattr(rig.dra_driver, "slices", None))
     assert agents.run(rig, "most-in-one", layouts=KEEP_ONE).state is run_status.State.SUCCESS
 
 
@@ -185,9 +182,9 @@ def test_an_active_layout_that_the_driver_does_not_know_restarts_it_once(
     rig.dra_driver.slices = ()
     agent = agents.new_agent(rig)
     if has_failed:
-        rig.fail_always["gpus.observe"] = strikes.broken("gpus")
+        rig.failures.add("gpus.observe", strikes.broken("gpus"))
         ends.run_to(rig, "all-1g.5gb", Reason.NVML_ERROR, by=agent)
-        rig.fail_always.clear()
+        rig.failures.clear()
     attempt = 2 if has_failed else 1
 
     ends.run_to(rig, "all-1g.5gb", Reason.ALREADY_APPLIED, by=agent, attempt=attempt)
@@ -267,10 +264,10 @@ def test_a_driver_that_ends_as_the_taint_comes_is_verified_when_it_returns() -> 
     def strike() -> None:
         is_usage_read = "allocations.assigned_devices" in rig.log
         is_tainted = rig.node_object.has_reconfiguring_taint or "gpus.execute" in rig.log
-        if is_usage_read and rig.log[-1] == "node.patch" and not is_tainted:
+        if is_usage_read and not is_tainted:
             without_driver(rig)
 
-    rig.on_call = strike
+    rig.callbacks.add("node.patch", strike)
 
     assert agents.run(rig, "all-balanced").state is run_status.State.SUCCESS
 
@@ -281,7 +278,7 @@ def test_a_driver_that_ends_as_the_taint_comes_is_verified_when_it_returns() -> 
 def test_a_driver_that_first_comes_during_the_change_is_verified() -> None:
     rig = without_driver(without_pods(nodes.dra_node(label_managed=False)))
     # Its pods tolerate every taint.
-    strikes.act_once(rig, lambda: rig.log[-1] == "gpus.execute", rig.start_driver)
+    rig.callbacks.add("gpus.execute", rig.start_driver, times=1)
 
     ends.run_to(rig, "all-balanced", Reason.APPLIED)
 
@@ -308,10 +305,11 @@ def test_late_pod_leaves_only_while_the_driver_runs(
             is_last or (is_before and bool(pauses))
         )
 
-    strikes.act_once(
-        rig,
-        is_due,
+    rig.callbacks.add(
+        moments.Call,
         lambda: rig.pods.add("late", has_claims=True, claimed_ids=frozenset({late})),
+        when=is_due,
+        times=1,
     )
     outcome = agents.run(rig, "all-balanced", by=agent)
 
@@ -409,13 +407,14 @@ def test_no_pod_is_evicted_while_another_is_about_to_be_bound(*, is_late: bool) 
     device = nodes.device_at(rig, 3)
     before = rig.gpus
     unbound: list[str] = []
-    strikes.act_once(
-        rig,
-        lambda: (
+    rig.callbacks.add(
+        moments.Call,
+        lambda: unbound.append(add_unbound(rig, device)),
+        when=lambda: (
             not is_late
             or rig.node_object.labels.get(claims.DEPLOY_LABEL) == well_known.PAUSED_VALUE
         ),
-        lambda: unbound.append(add_unbound(rig, device)),
+        times=1,
     )
     agent = agents.new_agent(rig)
 
@@ -445,10 +444,13 @@ def test_a_silent_kubelet_hides_no_pod_that_is_about_to_be_bound() -> None:
     def answer() -> None:
         rig.kubelet.is_silent &= rig.clock.now_s < min(answers_from_s, default=0)
 
-    rig.clock.on_wait.append(answer)
+    rig.callbacks.add(moments.Wait, answer)
     paused = nodes.DRA_MONITORS[0]
-    strikes.act_once(
-        rig, lambda: rig.node_object.labels[paused] == well_known.PAUSED_VALUE, allocate
+    rig.callbacks.add(
+        moments.Call,
+        allocate,
+        when=lambda: rig.node_object.labels[paused] == well_known.PAUSED_VALUE,
+        times=1,
     )
     ends.run_to(rig, "most-in-one", Reason.DRAIN_TIMEOUT, "default/unbound", layouts=KEEP_ONE)
 

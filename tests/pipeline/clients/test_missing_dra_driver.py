@@ -16,7 +16,7 @@ from tests.pipeline.dra_scenes import (
     without_driver,
     without_pods,
 )
-from tests.rigs.node import agents, ends, fake_cluster, node_rig, nodes, strikes
+from tests.rigs.node import agents, ends, fake_cluster, moments, node_rig, nodes, strikes
 
 
 def test_driver_between_two_pods_is_waited_for_before_evictions() -> None:
@@ -47,7 +47,7 @@ def test_a_driver_that_its_label_keeps_away_is_named_with_the_label() -> None:
         if "workloads.evict" in rig.log:
             rig.node_object.labels[claims.DEPLOY_LABEL] = "false"
 
-    with strikes.on_calls(rig, strike):
+    with rig.callbacks.adding(moments.Call, strike):
         for attempt in (1, 2):
             ends.run_to(rig, layout, Reason.IN_USE, remedy, by=agent, attempt=attempt)
         without_driver(rig)
@@ -69,10 +69,11 @@ def test_a_drain_reopens_the_node_for_a_driver_that_vanished_meanwhile(
 ) -> None:
     rig = nodes.dra_node(label_managed=label_managed)
     agent = agents.new_agent(rig)
-    strikes.act_once(
-        rig,
-        lambda: any(pod.is_terminating for pod in rig.pods.values()),
+    rig.callbacks.add(
+        moments.Call,
         lambda: without_driver(rig),
+        when=lambda: any(pod.is_terminating for pod in rig.pods.values()),
+        times=1,
     )
     ends.run_to(rig, "all-disabled", Reason.DRAIN_TIMEOUT, by=agent)
     ends.run_to(rig, "all-disabled", Reason.APPLIED, by=agent, attempt=2)
@@ -119,7 +120,7 @@ def test_unknown_claims_are_resolved_before_a_pod_is_evicted() -> None:
         for uid in rig.pods.keys() & pods_before.keys() if rig.dra_driver.slices else ():
             rig.pods.change(uid, claimed_ids=pods_before[uid].claimed_ids)
 
-    rig.clock.on_wait.append(learn)
+    rig.callbacks.add(moments.Wait, learn)
     assert agents.run(rig, "most-in-one", layouts=KEEP_ONE).state is run_status.State.SUCCESS
     assert rig.log.count("workloads.evict") == 1
 
@@ -146,8 +147,7 @@ def test_a_drain_stays_closed_while_a_ready_driver_publishes_its_slices() -> Non
     for uid, pod in rig.pods.items():
         if pod.claimed_ids:
             rig.pods.change(uid, claimed_ids=None)
-    closed = strikes.note(
-        rig,
+    closed = rig.note(
         lambda: rig.node_object.has_reconfiguring_taint,
         when=lambda: "waiting for the DRA driver" in rig.node_object.status_messages[-1],
     )
@@ -207,7 +207,7 @@ def test_after_the_driver_vanishes_at_any_call_a_retry_succeeds(*, label_managed
     for index in range(len(strikes.calls(make, "all-disabled"))):
         rig = make()
         agent = agents.new_agent(rig)
-        strikes.at_call(rig, index, functools.partial(without_driver, rig))
+        rig.callbacks.add(index, functools.partial(without_driver, rig))
 
         outcome = agents.run(rig, "all-disabled", by=agent)
         if outcome.state is not run_status.State.SUCCESS:

@@ -8,7 +8,7 @@ import pytest
 from mig_manager.core import steps
 from mig_manager.core.node.daemons import clients
 from mig_manager.reasons import Reason
-from tests.rigs.node import ends, fakes, nodes, strikes
+from tests.rigs.node import ends, fakes, moments, nodes, strikes
 from tests.rigs.node.nodes import (
     DCGM,
     EXPORTER,
@@ -21,8 +21,7 @@ from tests.rigs.node.nodes import (
 
 def test_monitors_resume_one_by_one_after_the_change_is_verified() -> None:
     rig = monitored_node()
-    has_gfd = strikes.note(
-        rig,
+    has_gfd = rig.note(
         lambda: "gpu-feature-discovery" in rig.pods.names,
         when=lambda: "gpus.execute" in rig.log and rig.node_object.labels[EXPORTER] == "true",
     )
@@ -61,13 +60,13 @@ def test_an_api_that_fails_leaves_the_monitors_to_the_end_of_the_run() -> None:
     def fail() -> None:
         raise strikes.BROKEN["node"]
 
-    strikes.act_once(
-        rig,
-        lambda: (
-            rig.log[-1] == "node.patch"
-            and any(each.startswith("resuming") for each in rig.node_object.status_messages[-1:])
-        ),
+    rig.callbacks.add(
+        "node.patch",
         fail,
+        when=lambda: any(
+            each.startswith("resuming") for each in rig.node_object.status_messages[-1:]
+        ),
+        times=1,
     )
 
     ends.run_to(rig, "one-slice-changed", Reason.APPLIED)
@@ -78,8 +77,7 @@ def test_an_api_that_fails_leaves_the_monitors_to_the_end_of_the_run() -> None:
 def test_monitor_that_does_not_return_is_only_a_warning() -> None:
     rig = monitored_node()
     rig.daemons.is_ready_by_label[GFD] = False
-    closed: list[bool] = []
-    rig.clock.on_wait.append(lambda: closed.append(rig.node_object.has_reconfiguring_taint))
+    closed = rig.note(lambda: rig.node_object.has_reconfiguring_taint, at=moments.Wait)
 
     ends.run_to(rig, "one-slice-changed", Reason.APPLIED)
 
@@ -100,7 +98,7 @@ def test_a_monitor_that_ends_again_is_not_ready() -> None:
                 rig.kubelet.pod_ends_from_s[uid] = math.inf
                 rig.pods.terminate(uid)
 
-    rig.clock.on_wait.append(end)
+    rig.callbacks.add(moments.Wait, end)
 
     ends.run_to(rig, "one-slice-changed", Reason.APPLIED)
 
@@ -117,7 +115,7 @@ def test_a_monitor_that_is_switched_off_meanwhile_is_not_awaited(labels: dict[st
             rig.node_object.labels.pop(GFD, None)
             rig.node_object.labels |= labels
 
-    rig.clock.on_wait.append(switch_off)
+    rig.callbacks.add(moments.Wait, switch_off)
 
     ends.run_to(rig, "one-slice-changed", Reason.APPLIED)
 
@@ -148,7 +146,7 @@ def test_validators_on_their_way_out_are_not_deleted_again() -> None:
     rig = nodes.busy_node()
     leaving: dict[str, Any] = {"owner_kind": "DaemonSet", "is_terminating": True}
     labels = {"app": "nvidia-operator-validator"}
-    rig.clock.on_wait.append(lambda: rig.pods.add("v", labels=labels, **leaving))
+    rig.callbacks.add(moments.Wait, lambda: rig.pods.add("v", labels=labels, **leaving))
 
     ends.run_to(rig, "one-slice-changed", Reason.APPLIED)
 
@@ -160,19 +158,14 @@ def test_a_validator_that_cannot_be_deleted_does_not_fail_the_run() -> None:
     ends.run_to(rig, "one-slice-changed", Reason.APPLIED)
     last_delete = len(rig.log) - 1 - rig.log[::-1].index("workloads.delete")
     rig = monitored_node()
-    rig.fail_once(last_delete, strikes.BROKEN["workloads"])
+    rig.failures.add(last_delete, strikes.BROKEN["workloads"])
 
     ends.run_to(rig, "one-slice-changed", Reason.APPLIED)
 
 
 def test_the_owners_daemons_are_away_during_the_change_and_back_after_it() -> None:
     rig = node_with_extra_clients()
-    names_at_steps: list[set[str]] = []
-
-    def note_pods(_step: steps.Step) -> None:
-        names_at_steps.append(rig.pods.names)
-
-    rig.driver.step_error = note_pods
+    names_at_steps = rig.note(lambda: rig.pods.names, at=steps.Step)
     ends.run_to(rig, "one-slice-changed", Reason.APPLIED)
     rig.advance()
 
@@ -190,7 +183,7 @@ def test_daemon_that_tolerates_every_taint_restarts_after_the_change() -> None:
     def start() -> None:
         early.append(rig.pods.add("watcher", labels={"app": "watcher"}, owner_kind="DaemonSet"))
 
-    strikes.at_first_step(rig, start)
+    rig.callbacks.add(steps.Step, start, times=1)
     ends.run_to(rig, "one-slice-changed", Reason.APPLIED)
 
     assert early[0] not in rig.pods

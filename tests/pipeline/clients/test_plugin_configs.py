@@ -6,7 +6,7 @@ from mig_manager.core import steps
 from mig_manager.core.node import policies
 from mig_manager.core.objects import well_known
 from mig_manager.reasons import Reason
-from tests.rigs.node import agents, ends, nodes, strikes
+from tests.rigs.node import agents, ends, moments, nodes, strikes
 from tests.rigs.node.nodes import (
     sharing_node,
 )
@@ -15,8 +15,8 @@ from tests.rigs.node.nodes import (
 def test_the_plugin_starts_with_the_config_that_goes_with_the_layout() -> None:
     rig = sharing_node()
     keys = (well_known.PLUGIN_CONFIG_LABEL, well_known.PLUGIN_DEPLOY_LABEL)
-    label_pairs = strikes.note(
-        rig, lambda: (rig.node_object.labels[keys[0]], rig.node_object.labels[keys[1]])
+    label_pairs = rig.note(
+        lambda: (rig.node_object.labels[keys[0]], rig.node_object.labels[keys[1]])
     )
 
     ends.run_to(rig, "one-slice-changed", Reason.APPLIED)
@@ -36,7 +36,7 @@ def test_a_plugin_config_is_restored_where_the_change_or_the_plugin_fails(
     rig = sharing_node()
     rig.plugin.is_broken = is_plugin_broken
     if not is_plugin_broken:
-        rig.driver.step_error = strikes.refuse(steps.CreateGpuInstance, times=1)
+        rig.failures.add(steps.CreateGpuInstance, strikes.REFUSED, times=1)
 
     reason = Reason.PLUGIN_NOT_READY if is_plugin_broken else Reason.INSUFFICIENT_RESOURCES
     ends.run_to(rig, "one-slice-changed", reason)
@@ -67,7 +67,7 @@ def test_plugin_config_of_another_program_is_not_overwritten() -> None:
         if rig.node_object.labels[well_known.PLUGIN_CONFIG_LABEL] == "sliced":
             rig.node_object.labels[well_known.PLUGIN_CONFIG_LABEL] = "mine"
 
-    rig.clock.on_wait.append(choose)
+    rig.callbacks.add(moments.Wait, choose)
     agents.run(rig, "one-slice-changed")
 
     assert rig.node_object.labels[well_known.PLUGIN_CONFIG_LABEL] == "mine"

@@ -3,7 +3,7 @@
 import dataclasses
 
 from mig_manager.agent import outcomes
-from tests.rigs.node import agents, cluster_parts, node_rig, nodes
+from tests.rigs.node import agents, cluster_parts, moments, node_rig, nodes
 
 
 class Deployment:
@@ -34,11 +34,14 @@ class Deployment:
         for device in devices:
             self._start_here(device)
         self.budget = cluster_parts.Budget(name, name, len(devices), max_unavailable)
+        self.least_healthy = len(devices)
         rig.disruptions.budgets.append(self.budget)
-        rig.clock.on_wait.append(self.reconcile)
+        rig.callbacks.add(moments.Wait, self.reconcile)
 
     def reconcile(self) -> None:
         """Replace what is gone, and place what waits for a node."""
+        healthy = self.budget.with_status(self.rig.pods.everywhere).healthy
+        self.least_healthy = min(self.least_healthy, healthy)
         for uid in self.local_devices.keys() - self.rig.pods.keys():
             self.kills += 1
             waiting = self._add(phase="Pending", is_ready=False)

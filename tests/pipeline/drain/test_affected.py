@@ -10,7 +10,7 @@ import pytest
 from mig_manager.core import steps
 from mig_manager.core.objects import well_known
 from mig_manager.reasons import Reason
-from tests.rigs.node import agents, ends, node_rig, nodes, strikes
+from tests.rigs.node import agents, ends, moments, node_rig, nodes
 
 SIX = """
 version: v1
@@ -43,10 +43,11 @@ def test_a_finished_pod_that_kubelet_still_lists_does_not_use_its_device() -> No
 def test_a_pod_that_finishes_while_its_eviction_is_recorded_is_not_deleted() -> None:
     rig = nodes.busy_node()
     rig.pods.watched = lambda: tuple(rig.pods.values())
-    strikes.act_once(
-        rig,
-        lambda: rig.log[-2:] == ["workloads.can_evict", "node.patch"],
+    rig.callbacks.add(
+        "node.patch",
         lambda: rig.pods.change(rig.pods.uid_of("affected"), phase="Succeeded"),
+        when=lambda: rig.log[-2] == "workloads.can_evict",
+        times=1,
     )
 
     ends.run_to(rig, "one-slice-changed", Reason.APPLIED)
@@ -57,13 +58,7 @@ def test_a_pod_that_finishes_while_its_eviction_is_recorded_is_not_deleted() -> 
 def test_pod_with_an_unknown_device_id_leaves_before_destruction() -> None:
     rig = nodes.node(layout="all-1g.5gb")
     trainer = rig.pods.add("trainer", devices=frozenset({"nvidia0/gi7"}))
-    is_gone: list[bool] = []
-
-    def watch(step: steps.Step) -> None:
-        if isinstance(step, steps.DestroyGpuInstance):
-            is_gone.append(trainer not in rig.pods)
-
-    rig.driver.step_error = watch
+    is_gone = rig.note(lambda: trainer not in rig.pods, at=steps.DestroyGpuInstance)
     ends.run_to(rig, "six", Reason.APPLIED, layouts=SIX)
 
     assert is_gone == [True]
@@ -129,7 +124,7 @@ def test_an_unhealthy_device_elsewhere_ends_no_run_and_restarts_no_plugin() -> N
         rig.kubelet.schedulable = {"nvidia.com/gpu": ids - {faulty}}
         rig.plugin.unhealthy = {"nvidia.com/gpu": frozenset({faulty})}
 
-    rig.clock.on_wait.append(fail)
+    rig.callbacks.add(moments.Wait, fail)
     fail()
 
     ends.run_to(rig, "all-1g.5gb", Reason.ALREADY_APPLIED)
@@ -292,11 +287,11 @@ def test_a_pod_bound_before_the_taint_keeps_its_device_if_another_is_free(when: 
     (destroyed,) = before - {*undisturbed.gpus[0].mig_uuids}
     rig = nodes.add_hooks(nodes.node(layout="all-balanced"))
 
-    strikes.act_once(
-        rig,
-        # The call before the taint; the second one reports the phase.
-        lambda: rig.log[-1] == when and "gpus.observe" in rig.log,
+    rig.callbacks.add(
+        when,
         lambda: rig.pods.add("bound", devices=frozenset({destroyed})),
+        when=lambda: "gpus.observe" in rig.log,
+        times=1,
     )
     ends.run_to(rig, "one-of-two", Reason.APPLIED, layouts=ONE_OF_TWO)
 
@@ -319,8 +314,7 @@ def one_device(rig: node_rig.NodeRig, *, is_destroyed: bool) -> frozenset[str]:
 
 def test_a_pod_bound_before_the_pause_is_spared_if_another_device_is_free() -> None:
     undisturbed = nodes.node(layout="all-balanced")
-    is_open = strikes.note(
-        undisturbed,
+    is_open = undisturbed.note(
         lambda: undisturbed.node_object.labels[well_known.PLUGIN_DEPLOY_LABEL] == "true",
     )
     agents.run(undisturbed, "one-of-two", layouts=ONE_OF_TWO)
@@ -328,7 +322,7 @@ def test_a_pod_bound_before_the_pause_is_spared_if_another_device_is_free() -> N
     for index in range(undisturbed.log.index("gpus.observe") + 1, pause):
         rig = nodes.node(layout="all-balanced")
         devices = one_device(rig, is_destroyed=True)
-        strikes.at_call(rig, index, functools.partial(rig.pods.add, "bound", devices=devices))
+        rig.callbacks.add(index, functools.partial(rig.pods.add, "bound", devices=devices))
 
         ends.run_to(rig, "one-of-two", Reason.APPLIED, layouts=ONE_OF_TWO)
 
@@ -352,8 +346,8 @@ def test_a_pod_bound_during_a_drain_is_spared_if_another_device_is_free(
         rig.disruptions.refusals["affected"] = "budget"
     rig.kubelet.pod_ends_from_s[rig.pods.uid_of("affected")] = 10.0
     devices = one_device(rig, is_destroyed=True)
-    strikes.at_time(rig, 3, lambda: rig.pods.add("late", devices=devices))
-    strikes.at_time(rig, 7, rig.disruptions.refusals.clear)
+    rig.callbacks.add(moments.Time(3), lambda: rig.pods.add("late", devices=devices))
+    rig.callbacks.add(moments.Time(7), rig.disruptions.refusals.clear)
 
     ends.run_to(rig, "one-of-three", Reason.APPLIED, layouts=ONE_OF_THREE)
 
@@ -366,7 +360,7 @@ def test_a_pod_is_spared_once_an_equal_device_is_free_before_the_evictions() -> 
     rig.pods.add("blocked", devices=one_device(rig, is_destroyed=True))
     ending = rig.pods.add("ending", devices=one_device(rig, is_destroyed=False))
     rig.disruptions.refusals["blocked"] = "budget"
-    strikes.at_time(rig, 7, lambda: rig.pods.terminate(ending))
+    rig.callbacks.add(moments.Time(7), lambda: rig.pods.terminate(ending))
 
     ends.run_to(rig, "one-of-two", Reason.APPLIED, layouts=ONE_OF_TWO)
 
@@ -378,15 +372,16 @@ def test_no_plan_for_changed_pods_begins_at_the_end_of_a_drain() -> None:
     rig = nodes.busy_node()
     rig.disruptions.refusals["affected"] = "budget"
     devices = one_device(rig, is_destroyed=True)
-    strikes.at_time(rig, 20, lambda: rig.pods.add("late", devices=devices))
+    rig.callbacks.add(moments.Time(20), lambda: rig.pods.add("late", devices=devices))
     answered: list[float] = []
 
     def fall_silent() -> None:
-        if rig.clock.now_s >= 20 and rig.log[-1] == "allocations.assigned_devices":
-            rig.kubelet.is_silent = bool(answered)
-            answered.append(rig.clock.now_s)
+        rig.kubelet.is_silent = bool(answered)
+        answered.append(rig.clock.now_s)
 
-    rig.on_call = fall_silent
+    rig.callbacks.add(
+        "allocations.assigned_devices", fall_silent, when=lambda: rig.clock.now_s >= 20
+    )
     why = "not evicted because the use of devices just changed"
     ends.run_to(rig, "one-of-three", Reason.DRAIN_TIMEOUT, why, layouts=ONE_OF_THREE)
 
@@ -397,7 +392,7 @@ def test_no_plan_for_changed_pods_begins_at_the_end_of_a_drain() -> None:
 def test_a_drain_by_force_goes_on_by_force_after_another_plan() -> None:
     rig = nodes.guarded_node()
     devices = one_device(rig, is_destroyed=True)
-    strikes.at_time(rig, 20.2, lambda: rig.pods.add("late", devices=devices))
+    rig.callbacks.add(moments.Time(20.2), lambda: rig.pods.add("late", devices=devices))
 
     ends.run_to(rig, "one-of-three", Reason.APPLIED, layouts=ONE_OF_THREE)
 
@@ -414,7 +409,7 @@ def test_no_pod_is_evicted_if_one_that_came_during_slow_checks_must_stay() -> No
         rig.clock.wait(11)
         rig.pods.add("late", devices=devices)
 
-    strikes.act_once(rig, lambda: rig.log[-1] == "workloads.can_evict", start_late)
+    rig.callbacks.add("workloads.can_evict", start_late, times=1)
     ends.run_to(rig, "one-of-three", Reason.DRAIN_TIMEOUT, layouts=ONE_OF_THREE)
 
     assert {"affected", "late"} <= rig.pods.names

@@ -11,7 +11,6 @@ import structlog.testing
 
 from mig_manager import errors
 from mig_manager.agent.pods import drain_scope
-from mig_manager.core import ports
 from mig_manager.core.node import evictions, policies
 from mig_manager.core.objects import pod_object
 from mig_manager.reasons import Reason
@@ -27,7 +26,7 @@ from tests.pipeline.drain.drains import (
     run_drain,
     usage_of,
 )
-from tests.rigs.node import driver_rules, fake_cluster, fakes, strikes
+from tests.rigs.node import driver_rules, fake_cluster, fakes, moments
 from tests.rigs.node.node_rig import NodeRig
 
 
@@ -48,8 +47,8 @@ def test_no_pod_is_listed_for_a_change_that_destroys_nothing(
 def test_the_pause_that_a_server_requests_is_kept(rig: NodeRig) -> None:
     rig.disruptions.refusals["train"] = "disruption budget is being computed"
     rig.disruptions.retry_after_s = 6
-    asked_at_s = strikes.note(
-        rig, lambda: rig.clock.now_s, when=lambda: rig.log[-1] == "workloads.can_evict"
+    asked_at_s = rig.note(
+        lambda: rig.clock.now_s, when=lambda: rig.log[-1] == "workloads.can_evict"
     )
     drain_to_failure(rig, Reason.DRAIN_TIMEOUT, "is being computed")
 
@@ -100,7 +99,7 @@ def test_pod_that_stays_after_its_eviction_was_accepted_is_named_as_such() -> No
         rig.pods.change(uid, is_terminating=False)
 
     rig.kubelet.all_end_from_s = math.inf
-    rig.clock.on_wait.append(keep)
+    rig.callbacks.add(moments.Wait, keep)
 
     drain_to_failure(rig, Reason.DRAIN_TIMEOUT, "accepted its eviction, and it is not terminating")
 
@@ -109,7 +108,7 @@ def test_pod_that_is_evicted_at_the_deadline_is_named_as_such() -> None:
     rig = empty()
     gpu_pod(rig)
     rig.disruptions.refusals["train"] = "budget"
-    strikes.at_time(rig, 20, rig.disruptions.refusals.clear)
+    rig.callbacks.add(moments.Time(20), rig.disruptions.refusals.clear)
 
     drain_to_failure(rig, Reason.DRAIN_TIMEOUT, "default/train (was evicted just now)")
 
@@ -155,7 +154,7 @@ def test_no_pod_is_evicted_once_the_annotation_is_set_on_another(
         rig.clock.now_s += eviction_s
         rig.pods.change(rig.pods.uid_of("pod-3"), is_kept=True)
 
-    strikes.at_each_call(rig, f"workloads.{call}", keep)
+    rig.callbacks.add(f"workloads.{call}", keep)
 
     with pytest.raises(errors.DrainError, match=r"default/pod-3 \(its annotation"):
         run_drain(rig, policy=FORCE)
@@ -169,7 +168,7 @@ def test_a_pod_that_finishes_during_the_evictions_is_not_deleted() -> None:
     uid = gpu_pod(rig, "job")
     rig.pods.watched = lambda: tuple(rig.pods.values())
 
-    strikes.at_each_call(rig, "workloads.evict", lambda: rig.pods.change(uid, phase="Succeeded"))
+    rig.callbacks.add("workloads.evict", lambda: rig.pods.change(uid, phase="Succeeded"))
 
     assert run_drain(rig) == 1
     assert uid in rig.pods
@@ -179,7 +178,7 @@ def test_a_pod_that_cannot_be_evicted_may_still_finish() -> None:
     rig = empty()
     uid = gpu_pod(rig, is_kept=True)
     finished = dataclasses.replace(rig.pods[uid], phase="Succeeded")
-    strikes.at_time(rig, 3, lambda: rig.pods.update({uid: finished}))
+    rig.callbacks.add(moments.Time(3), lambda: rig.pods.update({uid: finished}))
 
     assert run_drain(rig) == 0
 
@@ -203,7 +202,7 @@ def test_force_deletes_and_announces_nothing_while_kubelet_is_silent(rig: NodeRi
         rig.kubelet.is_silent = True
         rig.pods.add("starting", phase="Pending", gpu_resources={"nvidia.com/gpu": 1})
 
-    strikes.at_time(rig, 5, bind)
+    rig.callbacks.add(moments.Time(5), bind)
 
     drain_to_failure(rig, Reason.DRAIN_TIMEOUT, "kubelet does not answer", policy=FORCE)
     assert not rig.node_object.status_messages
@@ -223,7 +222,7 @@ def test_force_deletes_no_pod_of_a_change_that_may_affect_none() -> None:
         rig.kubelet.is_silent = False
         rig.kubelet.devices_by_pod[uid] = frozenset({DOOMED})
 
-    strikes.at_time(rig, 21, bind)
+    rig.callbacks.add(moments.Time(21), bind)
 
     with pytest.raises(errors.DrainError, match="not evicted before its devices are known"):
         dataclasses.replace(draining, scope=refusing).run(before)
@@ -266,7 +265,7 @@ def test_force_deletes_no_pod_once_another_may_not_be_removed(rig: NodeRig) -> N
             # The second one is after the deadline.
             rig.pods.change(kept, is_kept=len(lists) > 1)
 
-    strikes.at_each_call(rig, "workloads.list", keep)
+    rig.callbacks.add("workloads.list", keep)
 
     why = "default/train (waits for the others); default/kept (its annotation"
     drain_to_failure(rig, Reason.DRAIN_TIMEOUT, why, policy=FORCE)
@@ -295,7 +294,7 @@ def test_own_daemons_and_finished_pods_are_not_evicted(
 
 @pytest.mark.parametrize("name", ["late", "train"])
 def test_pod_that_starts_during_the_drain_is_evicted_too(rig: NodeRig, name: str) -> None:
-    strikes.at_time(rig, 0, lambda: gpu_pod(rig, name))
+    rig.callbacks.add(moments.Time(0), lambda: gpu_pod(rig, name))
 
     assert run_drain(rig) == 2
     assert rig.pods == {}
@@ -303,7 +302,7 @@ def test_pod_that_starts_during_the_drain_is_evicted_too(rig: NodeRig, name: str
 
 def test_kubelet_falling_silent_in_a_drain_affects_no_further_pod(rig: NodeRig) -> None:
     other = rig.pods.add("other", devices=frozenset({driver_rules.mig_uuid("other")}))
-    rig.clock.on_wait.append(lambda: setattr(rig.kubelet, "is_silent", True))
+    rig.callbacks.add(moments.Wait, lambda: setattr(rig.kubelet, "is_silent", True))
 
     assert run_drain(rig) == 1
     assert other in rig.pods
@@ -316,9 +315,9 @@ def test_a_silent_kubelets_last_answer_is_not_about_a_successor(rig: NodeRig) ->
         if not rig.pods:
             rig.pods.add("train", devices=other)
 
-    rig.clock.on_wait.append(succeed)
-    strikes.at_time(rig, 0, lambda: setattr(rig.kubelet, "is_silent", True))
-    strikes.at_time(rig, 9, lambda: setattr(rig.kubelet, "is_silent", False))
+    rig.callbacks.add(moments.Wait, succeed)
+    rig.callbacks.add(moments.Time(0), lambda: setattr(rig.kubelet, "is_silent", True))
+    rig.callbacks.add(moments.Time(9), lambda: setattr(rig.kubelet, "is_silent", False))
 
     assert run_drain(rig) == 1
     assert [pod.name for pod in rig.pods.values()] == ["train"]
@@ -326,28 +325,23 @@ def test_a_silent_kubelets_last_answer_is_not_about_a_successor(rig: NodeRig) ->
 
 def test_a_starting_kubelet_without_pods_affects_no_further_pod(rig: NodeRig) -> None:
     other = rig.pods.add("other", devices=frozenset({driver_rules.mig_uuid("other")}))
-    rig.clock.on_wait.append(rig.kubelet.devices_by_pod.clear)
+    rig.callbacks.add(moments.Wait, rig.kubelet.devices_by_pod.clear)
 
     assert run_drain(rig) == 1
     assert other in rig.pods
 
 
-@pytest.mark.parametrize(
-    "workloads",
-    [
-        fake_cluster.FakeWorkloads,
-        functools.partial(fake_cluster.UnansweredWorkloads, error=SILENT),
-    ],
-    ids=["answered", "unanswered"],
-)
+@pytest.mark.parametrize("is_answered", [True, False])
 @pytest.mark.parametrize("refused", [{"train", "second"}, set()], ids=["by force", "evicted"])
 def test_each_eviction_or_deletion_by_force_is_counted(
-    rig: NodeRig, refused: set[str], workloads: Callable[[NodeRig], ports.Workloads]
+    rig: NodeRig, refused: set[str], *, is_answered: bool
 ) -> None:
     telemetry = fakes.FakeTelemetry()
     gpu_pod(rig, "second")
     rig.disruptions.refusals |= dict.fromkeys(refused, "no")
-    draining = new_drain(rig, policy=FORCE, telemetry=telemetry, workloads=workloads(rig))
+    if not is_answered:
+        rig.lost_answers.add_all({"workloads.evict": SILENT, "workloads.delete": SILENT})
+    draining = new_drain(rig, policy=FORCE, telemetry=telemetry)
 
     assert evicted_by(rig, draining) == len(telemetry.events["pod_evicted"]) == 2
 
@@ -365,9 +359,8 @@ def test_an_accepted_eviction_is_logged(rig: NodeRig) -> None:
 def test_force_names_each_pod_that_restarts_under_the_same_name(rig: NodeRig) -> None:
     telemetry = fakes.FakeTelemetry()
     rig.disruptions.refusals["train"] = "no"
-    back: list[str] = []
-    rig.clock.on_wait.append(
-        lambda: back.append(gpu_pod(rig)) if "workloads.delete" in rig.log and not back else None
+    rig.callbacks.add(
+        moments.Wait, lambda: gpu_pod(rig), when=lambda: "workloads.delete" in rig.log, times=1
     )
     draining = new_drain(rig, policy=FORCE, telemetry=telemetry)
 

@@ -7,7 +7,6 @@ from collections.abc import Callable
 import pytest
 
 from mig_manager import errors
-from mig_manager.core.objects import well_known
 from mig_manager.core.records import run_status
 from mig_manager.reasons import Reason
 from tests.pipeline.drain import drains
@@ -18,7 +17,7 @@ from tests.pipeline.drain.deployments import (
     node_with,
     try_once,
 )
-from tests.rigs.node import agents, ends, fakes, inboxes, node_rig, nodes, strikes
+from tests.rigs.node import agents, ends, fakes, inboxes, moments, node_rig, nodes, strikes
 
 News = Callable[[inboxes.Inbox, node_rig.NodeRig], object]
 
@@ -36,7 +35,7 @@ def reason_unless_superseded(agent: agents.AgentInMemory, inbox: inboxes.Inbox) 
         pytest.param(lambda inbox, _rig: inbox.put_file_change(), None, False, id="file"),
         pytest.param(lambda inbox, _rig: inbox.put_label("all-1g.5gb"), None, True, id="label"),
         pytest.param(
-            lambda _inbox, rig: rig.fail_always.update({"workloads.list": drains.FORBIDDEN}),
+            lambda _inbox, rig: rig.failures.add("workloads.list", drains.FORBIDDEN),
             Reason.FORBIDDEN,
             False,
             id="no right to list pods",
@@ -63,7 +62,7 @@ def test_only_another_request_reopens_the_node_in_mid_drain(
 
     rig.clock.wait(1)
     assert rig.node_object.has_reconfiguring_taint is not is_other
-    rig.fail_always.clear()
+    rig.failures.clear()
     serving.room_elsewhere, local_count = 3, len(serving.local_devices)
     newer = inbox.next(0)
     assert newer is not None
@@ -98,7 +97,7 @@ def test_a_drain_that_always_crashes_reopens_the_node() -> None:
     agent = agents.new_agent(rig, layouts=CONFIG)
     assert try_once(rig, agent).reason is Reason.DRAIN_STALLED
     rig.disruptions.budgets[0].max_unavailable = 4
-    rig.fail_always["workloads.evict"] = RuntimeError("bug")
+    rig.failures.add("workloads.evict", RuntimeError("bug"))
 
     assert {try_once(rig, agent).reason for _ in range(4)} == {Reason.INTERNAL}
 
@@ -108,9 +107,9 @@ def test_a_drain_that_always_crashes_reopens_the_node() -> None:
 
 def test_file_change_after_a_refused_eviction_reopens_the_node() -> None:
     rig = nodes.busy_node()
-    rig.fail_always["workloads.evict"] = drains.FORBIDDEN
+    rig.failures.add("workloads.evict", drains.FORBIDDEN)
     inbox = inboxes.Inbox(rig.clock)
-    strikes.at_time(rig, 3, inbox.put_file_change)
+    rig.callbacks.add(moments.Time(3), inbox.put_file_change)
 
     with pytest.raises(errors.Superseded):
         agents.new_agent(rig).run("one-slice-changed", inbox.request("one-slice-changed"))
@@ -142,13 +141,13 @@ def add_foreign_manager(rig: node_rig.NodeRig) -> None:
 
 
 def refusing(call: str, error: Exception) -> Callable[[node_rig.NodeRig], None]:
-    return lambda rig: rig.fail_always.update({call: error})
+    return lambda rig: rig.failures.add(call, error)
 
 
 def refuse_evictions(rig: node_rig.NodeRig) -> None:
     rig.disruptions.budgets[0].max_unavailable = 4
     why = errors.ClusterError("webhook", reason=Reason.API_ERROR, status=500)
-    rig.fail_always["workloads.evict"] = why
+    rig.failures.add("workloads.evict", why)
 
 
 @pytest.mark.parametrize(
@@ -181,7 +180,7 @@ def test_only_a_failure_of_drain_or_api_keeps_the_node_closed(
     of_api = {Reason.API_ERROR, Reason.API_UNAVAILABLE, Reason.FORBIDDEN}
     assert is_closed(rig) is (reason in of_api)
     assert serving.kills == 2
-    rig.fail_always.clear()
+    rig.failures.clear()
     rig.pods.remove_if(lambda pod: pod.name == "nvidias")
     serving.room_elsewhere = 3
     assert try_once(rig, agent).state is run_status.State.SUCCESS
@@ -199,13 +198,14 @@ def test_a_late_rolling_drain_leaves_no_taint_after_a_change_that_fails(reason: 
 
     def break_services() -> None:
         if late and late[0].kills and reason is Reason.HOST_SERVICE_FAILED:
-            rig.fail_always["services.running"] = strikes.BROKEN["services"]
+            rig.failures.add("services.running", strikes.BROKEN["services"])
 
-    rig.clock.on_wait.append(break_services)
-    strikes.act_once(
-        rig,
-        lambda: rig.node_object.labels[well_known.PLUGIN_DEPLOY_LABEL] == well_known.PAUSED_VALUE,
+    rig.callbacks.add(moments.Wait, break_services)
+    rig.callbacks.add(
+        moments.Call,
         bind,
+        when=lambda: rig.node_object.is_plugin_paused,
+        times=1,
     )
     rig.driver.clients = "a process"
 
@@ -268,7 +268,7 @@ def test_a_plugin_is_not_restarted_while_the_tainted_node_awaits_a_retry() -> No
     plugins = {pod.uid for pod in rig.pods.plugins}
     first, second = rig.gpus
     tampered = dataclasses.replace(second, gpu_instances=second.gpu_instances[1:])
-    strikes.at_time(rig, 5, lambda: setattr(rig, "gpus", (first, tampered)))
+    rig.callbacks.add(moments.Time(5), lambda: setattr(rig, "gpus", (first, tampered)))
 
     assert try_once(rig).reason is Reason.DRAIN_STALLED
 

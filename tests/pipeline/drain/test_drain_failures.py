@@ -24,16 +24,16 @@ from tests.pipeline.drain.drains import (
     run_drain,
     usage_of,
 )
-from tests.rigs.node import fake_cluster, fakes, strikes
+from tests.rigs.node import fake_cluster, fakes, moments
 from tests.rigs.node.node_rig import NodeRig
 
 
 def test_where_evictions_are_forbidden_the_pods_are_waited_for() -> None:
     rig = empty()
     first, second = gpu_pod(rig), gpu_pod(rig, "second")
-    rig.fail_always = {"workloads.can_evict": FORBIDDEN}
-    strikes.at_time(rig, 8, lambda: rig.pods.remove(first))
-    strikes.at_time(rig, 15, lambda: rig.pods.remove(second))
+    rig.failures.add("workloads.can_evict", FORBIDDEN)
+    rig.callbacks.add(moments.Time(8), lambda: rig.pods.remove(first))
+    rig.callbacks.add(moments.Time(15), lambda: rig.pods.remove(second))
 
     assert run_drain(rig) == 0
 
@@ -43,7 +43,7 @@ def test_where_evictions_are_forbidden_the_pods_are_waited_for() -> None:
 
 def test_forbidden_evictions_name_the_pods_and_the_missing_right(rig: NodeRig) -> None:
     gpu_pod(rig, "second")
-    rig.fail_always = {"workloads.can_evict": FORBIDDEN}
+    rig.failures.add("workloads.can_evict", FORBIDDEN)
 
     error = drain_to_failure(
         rig,
@@ -60,8 +60,8 @@ def test_forbidden_evictions_name_the_pods_and_the_missing_right(rig: NodeRig) -
 def test_a_transient_refusal_delays_the_run_by_seconds(
     rig: NodeRig, call: str, passing: Exception
 ) -> None:
-    rig.fail_always = {call: passing}
-    strikes.at_time(rig, 1, rig.fail_always.clear)
+    rig.failures.add(call, passing)
+    rig.callbacks.add(moments.Time(1), rig.failures.clear)
 
     assert run_drain(rig) == 1
 
@@ -119,15 +119,15 @@ def test_no_pod_is_evicted_while_another_cannot_be(
 
 def test_a_pod_that_is_leaving_by_itself_is_not_blamed_on_a_missing_right(rig: NodeRig) -> None:
     (uid,) = rig.pods
-    rig.fail_always = {"workloads.can_evict": FORBIDDEN}
+    rig.failures.add("workloads.can_evict", FORBIDDEN)
     rig.kubelet.all_end_from_s = math.inf
-    strikes.at_time(rig, 2, lambda: rig.pods.change(uid, is_terminating=True))
+    rig.callbacks.add(moments.Time(2), lambda: rig.pods.change(uid, is_terminating=True))
 
     drain_to_failure(rig, Reason.DRAIN_TIMEOUT, "still terminating")
 
 
 def test_a_request_that_the_api_calls_wrong_ends_the_drain_at_once(rig: NodeRig) -> None:
-    rig.fail_always = {"workloads.can_evict": api_error(Reason.API_ERROR, 400)}
+    rig.failures.add("workloads.can_evict", api_error(Reason.API_ERROR, 400))
 
     with pytest.raises(errors.ClusterError) as caught:
         run_drain(rig)
@@ -152,7 +152,7 @@ def test_lasting_refusal_is_the_reason_and_is_retried_every_few_seconds(
     by_force = call == "delete"
     if by_force:
         rig.disruptions.refusals["train"] = "no"
-    rig.fail_always = {f"workloads.{call}": error}
+    rig.failures.add(f"workloads.{call}", error)
 
     drain_to_failure(rig, error.reason, why, policy=FORCE if by_force else None)
 
@@ -160,7 +160,7 @@ def test_lasting_refusal_is_the_reason_and_is_retried_every_few_seconds(
 
 
 def test_force_is_used_where_only_evictions_are_forbidden(rig: NodeRig) -> None:
-    rig.fail_always = {"workloads.can_evict": FORBIDDEN}
+    rig.failures.add("workloads.can_evict", FORBIDDEN)
     draining = new_drain(rig, policy=FORCE)
 
     evicted_by(rig, draining)
@@ -174,7 +174,7 @@ def test_force_that_fails_does_not_give_the_reason_of_the_budgets(
     rig: NodeRig, error: errors.ClusterError
 ) -> None:
     rig.disruptions.refusals["train"] = "no"
-    rig.fail_always = {"workloads.budgets": error}
+    rig.failures.add("workloads.budgets", error)
     # Its grace period is longer.
     rig.kubelet.all_end_from_s = math.inf
 
@@ -186,8 +186,8 @@ def test_force_that_fails_does_not_give_the_reason_of_the_budgets(
 
 def test_a_briefly_silent_api_does_not_end_the_drain(rig: NodeRig) -> None:
     rig.kubelet.all_end_from_s = 12
-    strikes.at_time(rig, 0, lambda: rig.fail_always.update({"workloads.list": SILENT}))
-    strikes.at_time(rig, 10, rig.fail_always.clear)
+    rig.callbacks.add(moments.Time(0), lambda: rig.failures.add("workloads.list", SILENT))
+    rig.callbacks.add(moments.Time(10), rig.failures.clear)
 
     assert run_drain(rig) == 1
 
@@ -204,17 +204,14 @@ def test_a_pod_whose_eviction_is_not_answered_counts_once(*, is_done: bool) -> N
             gpu_pod(rig, next(names), owner_kind="ReplicaSet", owner_name="daemon")
 
     start_missing()
-    rig.clock.on_wait.append(start_missing)
-    unanswered = {"daemon-1": SILENT}
-    strikes.at_time(rig, 10, unanswered.clear)
-    workloads = (
-        fake_cluster.UnansweredWorkloads(rig, SILENT)
-        if is_done
-        else Choosy(rig, trial={}, real=unanswered)
-    )
+    rig.callbacks.add(moments.Wait, start_missing)
+    if is_done:
+        rig.lost_answers.add("workloads.evict", SILENT)
+    unanswered = {} if is_done else {"daemon-1": SILENT}
+    rig.callbacks.add(moments.Time(10), unanswered.clear)
 
     with pytest.raises(errors.DrainError) as caught:
-        run_drain(rig, workloads=workloads)
+        run_drain(rig, workloads=Choosy(rig, trial={}, real=unanswered))
 
     assert caught.value.reason is Reason.PODS_RETURN
     assert rig.log.count("workloads.evict") == 2
@@ -222,7 +219,7 @@ def test_a_pod_whose_eviction_is_not_answered_counts_once(*, is_done: bool) -> N
 
 def test_silent_api_ends_the_drain_at_the_deadline(rig: NodeRig) -> None:
     rig.kubelet.all_end_from_s = math.inf
-    strikes.at_time(rig, 0, lambda: rig.fail_always.update({"workloads.list": SILENT}))
+    rig.callbacks.add(moments.Time(0), lambda: rig.failures.add("workloads.list", SILENT))
 
     assert str(drain_to_failure(rig, Reason.API_UNAVAILABLE)) == str(SILENT)
 
@@ -230,9 +227,9 @@ def test_silent_api_ends_the_drain_at_the_deadline(rig: NodeRig) -> None:
 def test_a_silent_api_is_not_taken_for_an_empty_node() -> None:
     rig = empty()
     before = usage_of(rig)
-    rig.fail_always = {"workloads.list": SILENT}
+    rig.failures.add("workloads.list", SILENT)
     late = gpu_pod(rig, "late")
-    strikes.at_time(rig, 3, rig.fail_always.clear)
+    rig.callbacks.add(moments.Time(3), rig.failures.clear)
 
     new_drain(rig).run(before)
 
@@ -241,7 +238,7 @@ def test_a_silent_api_is_not_taken_for_an_empty_node() -> None:
 
 def test_a_newer_request_ends_a_drain_while_the_api_does_not_answer(rig: NodeRig) -> None:
     before = usage_of(rig)
-    rig.fail_always = {"workloads.list": SILENT}
+    rig.failures.add("workloads.list", SILENT)
 
     request = fakes.FakeRequest(rig.clock, ends_at=3, is_replaced=True)
 
@@ -258,7 +255,7 @@ def test_drain_lists_pods_twice_and_waits_on_the_watch(
     (staying,) = rig.pods
     rig.pods.watched = lambda: tuple(rig.pods.values())
     if policy:
-        strikes.at_time(rig, 15, lambda: rig.pods.remove(staying))
+        rig.callbacks.add(moments.Time(15), lambda: rig.pods.remove(staying))
 
     run_drain(rig, policy=policy)
 
@@ -271,7 +268,7 @@ def test_outdated_watch_neither_ends_nor_fails_a_drain(rig: NodeRig, *, shows_al
     (staying,) = rig.pods
     shown = tuple(rig.pods.values()) if shows_all else ()
     rig.pods.watched = lambda: shown
-    strikes.at_time(rig, 15, lambda: rig.pods.remove(staying))
+    rig.callbacks.add(moments.Time(15), lambda: rig.pods.remove(staying))
 
     assert run_drain(rig, policy=PASSIVE) == 0
 

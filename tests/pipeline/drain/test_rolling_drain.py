@@ -7,24 +7,19 @@ import pytest
 
 from mig_manager import errors
 from mig_manager.core.node import policies
-from mig_manager.core.objects import well_known
 from mig_manager.core.records import run_status
 from mig_manager.reasons import Reason
 from tests.pipeline.drain.deployments import CONFIG, Deployment, is_closed, node_with, try_once
-from tests.rigs.node import agents, cluster_parts, ends, nodes, strikes
+from tests.rigs.node import agents, cluster_parts, ends, moments, nodes
 
 
 def test_partial_budget_drains_as_successors_get_ready() -> None:
     rig, serving = node_with(room_elsewhere=4)
-    healthy: list[int] = []
-    rig.clock.on_wait.insert(
-        0, lambda: healthy.append(serving.budget.with_status(rig.pods.everywhere).healthy)
-    )
 
     assert try_once(rig).state is run_status.State.SUCCESS
 
     assert serving.kills == 4
-    assert min(healthy) == 3
+    assert serving.least_healthy == 3
     assert any(
         "evicting default/serving-1; 3 more" in each for each in rig.node_object.status_messages
     )
@@ -69,7 +64,7 @@ def test_a_rolling_drain_lasts_as_long_as_successors_get_ready() -> None:
         serving.room_elsewhere += 1
 
     for number in range(1, 5):
-        strikes.at_time(rig, 12.0 * number, make_room)
+        rig.callbacks.add(moments.Time(12.0 * number), make_room)
 
     assert try_once(rig).state is run_status.State.SUCCESS
 
@@ -99,7 +94,7 @@ def test_pods_that_tolerate_the_taint_are_evicted_once_more(kind: str, budget: i
                 )
 
     start_missing()
-    rig.clock.on_wait.append(start_missing)
+    rig.callbacks.add(moments.Wait, start_missing)
 
     outcome = try_once(rig, agents.new_agent(rig, layouts=CONFIG))
 
@@ -122,7 +117,7 @@ def test_a_later_attempt_remembers_the_pods_that_return() -> None:
             rig.pods.add(next(names), devices=devices, owner_kind="DaemonSet", owner_name="probe")
 
     start_missing()
-    rig.clock.on_wait.append(start_missing)
+    rig.callbacks.add(moments.Wait, start_missing)
     rig.disruptions.refusals["probe-1"] = "not now"
     agent = agents.new_agent(rig, layouts=CONFIG)
 
@@ -153,10 +148,11 @@ def test_strategy_whole_evicts_no_late_pod_for_a_partial_budget() -> None:
     rig.pods.add("early", devices=frozenset({first}))
     late: list[Deployment] = []
 
-    strikes.act_once(
-        rig,
-        lambda: rig.node_object.labels[well_known.PLUGIN_DEPLOY_LABEL] == well_known.PAUSED_VALUE,
+    rig.callbacks.add(
+        moments.Call,
         lambda: late.append(Deployment(rig, devices[:2], room_elsewhere=2)),
+        when=lambda: rig.node_object.is_plugin_paused,
+        times=1,
     )
 
     assert try_once(rig).reason is Reason.DRAIN_TIMEOUT
@@ -203,7 +199,7 @@ def test_a_pod_that_may_no_longer_be_evicted_ends_a_rolling_drain() -> None:
         if serving.kills == 1:
             rig.pods.change(list(serving.local_devices)[-1], is_kept=True)
 
-    rig.clock.on_wait.append(keep)
+    rig.callbacks.add(moments.Wait, keep)
     outcome = try_once(rig)
 
     assert outcome.reason is Reason.DRAIN_TIMEOUT
@@ -226,7 +222,7 @@ def test_a_rolling_drain_goes_on_while_a_pod_deleted_by_force_ends() -> None:
         elif serving.kills == 4:
             rig.kubelet.devices_of_unlisted_pods.clear()
 
-    rig.clock.on_wait.append(delete)
+    rig.callbacks.add(moments.Wait, delete)
 
     assert try_once(rig).state is run_status.State.SUCCESS
 
@@ -237,8 +233,7 @@ def test_pods_without_a_controller_go_last(labels: dict[str, str]) -> None:
     first, *others = list(rig.gpus[0].mig_uuids)[:3]
     bare = rig.pods.add("bare", devices=frozenset({first}), labels=labels)
     Deployment(rig, others, room_elsewhere=4)
-    stays = strikes.note(
-        rig,
+    stays = rig.note(
         lambda: not rig.pods[bare].is_terminating,
         when=lambda: rig.log[-1] == "workloads.evict",
     )
@@ -254,10 +249,8 @@ def test_pods_without_a_controller_stay_if_another_eviction_is_refused() -> None
     first, second = (frozenset({uuid}) for uuid in list(rig.gpus[0].mig_uuids)[:2])
     bare = rig.pods.add("bare", devices=first)
     rig.pods.add("serving", devices=second, owner_kind="ReplicaSet")
-    strikes.act_once(
-        rig,
-        lambda: rig.log[-1] == "workloads.evict",
-        lambda: rig.disruptions.refusals.update(serving="not now"),
+    rig.callbacks.add(
+        "workloads.evict", lambda: rig.disruptions.refusals.update(serving="not now"), times=1
     )
 
     assert try_once(rig).reason is Reason.DRAIN_TIMEOUT
@@ -294,7 +287,7 @@ def test_a_blocked_drain_lists_budgets_and_checks_no_single_pod() -> None:
 def test_agent_without_the_right_to_list_budgets_drains_and_reports_it() -> None:
     rig, serving = node_with(room_elsewhere=0)
     forbidden = errors.ClusterError("no", reason=Reason.FORBIDDEN, status=403)
-    rig.fail_always = {"workloads.budgets": forbidden}
+    rig.failures.add("workloads.budgets", forbidden)
     agent = agents.new_agent(rig, layouts=CONFIG)
 
     attempt_outcomes = [try_once(rig, agent) for _ in range(3)]
@@ -307,7 +300,7 @@ def test_agent_without_the_right_to_list_budgets_drains_and_reports_it() -> None
 def test_api_that_never_lists_budgets_is_the_reason() -> None:
     rig, serving = node_with(room_elsewhere=4)
     away = errors.ClusterError("away", reason=Reason.API_UNAVAILABLE, status=503)
-    rig.fail_always = {"workloads.budgets": away}
+    rig.failures.add("workloads.budgets", away)
 
     assert try_once(rig).reason is Reason.API_UNAVAILABLE
     assert serving.kills == 0

@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from mig_manager.core.objects import well_known
 from mig_manager.reasons import Reason
-from tests.rigs.node import agents, ends, node_rig, nodes, strikes
+from tests.rigs.node import agents, ends, moments, node_rig, nodes
 
 
 def starting_pod(
@@ -52,7 +51,12 @@ def test_a_starting_pod_is_evicted_only_once_kubelet_had_time_to_list_it(
     rig.kubelet.pod_ends_from_s[affected] = ends_from_s
     uids: list[str] = []
 
-    strikes.act_once(rig, lambda: is_due(rig), lambda: uids.append(starting_pod(rig, **pod)))
+    rig.callbacks.add(
+        moments.Call,
+        lambda: uids.append(starting_pod(rig, **pod)),
+        when=lambda: is_due(rig),
+        times=1,
+    )
     ends.run_to(rig, "one-slice-changed", Reason.APPLIED)
 
     assert (uids[0] in rig.pods) is stays
@@ -79,7 +83,7 @@ def test_a_pod_that_kubelet_has_not_admitted_is_given_longer(
         elif uids and uids[0] in rig.pods and rig.clock.now_s > 10.5:
             rig.pods.change(uids[0], is_admitted=True)
 
-    rig.on_call = bind_and_admit
+    rig.callbacks.add(moments.Call, bind_and_admit)
     ends.run_to(rig, "one-slice-changed", Reason.APPLIED)
 
     assert (uids[0] in rig.pods) is stays
@@ -109,13 +113,11 @@ def test_plugin_is_paused_once_kubelet_has_admitted_the_bound_pods() -> None:
                 rig.pods.add("bound", phase="Pending", gpu_resources=resource, is_admitted=False)
             )
         elif uids and not rig.pods[uids[0]].is_admitted and rig.clock.now_s > 4:
-            is_refused = (
-                rig.node_object.labels[well_known.PLUGIN_DEPLOY_LABEL] == well_known.PAUSED_VALUE
-            )
+            is_refused = rig.node_object.is_plugin_paused
             phase = "Failed" if is_refused else "Running"
             rig.pods.change(uids[0], is_admitted=True, phase=phase)
 
-    rig.on_call = bind_and_admit
+    rig.callbacks.add(moments.Call, bind_and_admit)
     ends.run_to(rig, "one-slice-changed", Reason.APPLIED)
 
     assert rig.pods[uids[0]].phase == "Running"
@@ -150,7 +152,9 @@ def test_a_pod_whose_devices_a_silent_kubelet_hides_is_not_evicted() -> None:
         rig.kubelet.is_silent = True
         starting_pod(rig, listed_after_s=0.0)
 
-    strikes.act_once(rig, lambda: rig.node_object.has_reconfiguring_taint, bind)
+    rig.callbacks.add(
+        moments.Call, bind, when=lambda: rig.node_object.has_reconfiguring_taint, times=1
+    )
     why = "not evicted before its devices are known, kubelet does not answer"
     ends.run_to(rig, "one-slice-changed", Reason.DRAIN_TIMEOUT, "default/starting", why)
 

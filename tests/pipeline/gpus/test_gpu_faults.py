@@ -120,12 +120,12 @@ def test_a_node_whose_only_gpu_is_lost_gets_the_condition(
     reason: reasons.Reason, expected: tuple[str, str] | None
 ) -> None:
     rig, agent, outcome = node_at_rest()
-    rig.fail_always["gpus.observe"] = errors.HardwareError("GPU 0 is lost", reason=reason)
+    rig.failures.add("gpus.observe", errors.HardwareError("GPU 0 is lost", reason=reason))
     agent.check_drift("all-balanced", outcome)
     assert recovery(rig) == expected
     assert rig.node_object.labels[well_known.STATE_LABEL] == "success"
 
-    del rig.fail_always["gpus.observe"]
+    rig.failures.remove("gpus.observe")
     agent.check_drift("all-balanced", outcome)
     assert recovery(rig) == (expected and ("False", "NoRecoveryNeeded"))
     assert rig.node_object.events.count("GpuRecovered") == (expected is not None)
@@ -167,7 +167,7 @@ def test_a_fault_and_drift_are_published_without_the_right_to_list_pods(
     agent = repairs.agent_of(rig)
     outcome = agents.run(rig, "all-balanced", by=agent)
     rig.node_object.recovery_condition = None
-    rig.fail_always["workloads.list"] = strikes.BROKEN["workloads"]
+    rig.failures.add("workloads.list", strikes.BROKEN["workloads"])
     if is_silent:
         rig.gpus = gpu_values.without_instances(rig.gpus, 1)
 
@@ -187,7 +187,7 @@ def test_a_node_without_a_request_is_checked_too() -> None:
     agent.check_without_request()
     assert recovery(rig) == ("True", "GpuReset")
 
-    rig.fail_always["gpus.observe"] = strikes.BROKEN["gpus"]
+    rig.failures.add("gpus.observe", strikes.BROKEN["gpus"])
     agent.check_without_request()
     assert recovery(rig) == ("True", "GpuReset")
 
@@ -217,11 +217,11 @@ def test_xids_are_counted_and_each_causes_one_event_an_hour() -> None:
 def test_a_lost_write_is_tried_again_with_the_next_check() -> None:
     rig, agent, outcome = node_at_rest()
     set_action(rig, RESET, 0)
-    rig.fail_always["node.patch"] = strikes.BROKEN["node"]
+    rig.failures.add("node.patch", strikes.BROKEN["node"])
     with pytest.raises(errors.ClusterError):
         agent.check_drift("all-balanced", outcome)
 
-    del rig.fail_always["node.patch"]
+    rig.failures.remove("node.patch")
     agent.check_drift("all-balanced", outcome)
 
     assert rig.node_object.events == ["GpuRecoveryNeeded"]

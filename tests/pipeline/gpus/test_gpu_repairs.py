@@ -13,7 +13,7 @@ from mig_manager.core.objects import well_known
 from mig_manager.core.records import run_status
 from mig_manager.core.settings import node_settings
 from tests.pipeline import repairs
-from tests.rigs.node import agents, ends, fakes, gpu_values, node_rig, samples, strikes
+from tests.rigs.node import agents, ends, fakes, gpu_values, moments, node_rig, samples, strikes
 
 DAY_S = 86400.0
 
@@ -86,7 +86,7 @@ def test_a_repair_and_its_layout_restart_a_stale_plugin_once() -> None:
         rig.kubelet.schedulable = {"nvidia.com/gpu": frozenset({"MIG-of-yesterday"})}
 
     make_stale()
-    rig.clock.on_wait.append(make_stale)
+    rig.callbacks.add(moments.Wait, make_stale)
 
     outcome = agents.run(rig, "all-balanced", by=agent)
 
@@ -237,7 +237,7 @@ PASSES = contextlib.nullcontext()
 
 
 @pytest.mark.parametrize(
-    ("refusals", "is_silent", "fail_always", "expectation", "state"),
+    ("refusals", "is_silent", "failures", "expectation", "state"),
     [
         pytest.param(1000, False, {}, pytest.raises(errors.LockedError), "success", id="lock"),
         pytest.param(0, True, {}, PASSES, "success", id="kubelet"),
@@ -246,7 +246,7 @@ PASSES = contextlib.nullcontext()
 )
 def test_a_repair_that_could_not_begin_is_neither_failed_nor_delayed(
     refusals: int,
-    fail_always: dict[str, Exception],
+    failures: dict[str, Exception],
     expectation: contextlib.AbstractContextManager[object],
     state: str,
     *,
@@ -255,7 +255,8 @@ def test_a_repair_that_could_not_begin_is_neither_failed_nor_delayed(
     rig = repairs.faulty_node()
     lock = fakes.FakeLock()
     agent = repairs.begun(rig, lock=lock)
-    lock.refusals, rig.kubelet.is_silent, rig.fail_always = refusals, is_silent, dict(fail_always)
+    lock.refusals, rig.kubelet.is_silent = refusals, is_silent
+    rig.failures.add_all(failures)
 
     with expectation:
         agents.run(rig, "all-balanced", by=agent)
@@ -263,7 +264,8 @@ def test_a_repair_that_could_not_begin_is_neither_failed_nor_delayed(
     assert rig.node_object.labels[well_known.STATE_LABEL] == state
     assert "GpuRepairFailed" not in rig.node_object.events
     assert {"affected", "spared"} <= rig.pods.names
-    lock.refusals, rig.kubelet.is_silent, rig.fail_always = 0, False, {}
+    lock.refusals, rig.kubelet.is_silent = 0, False
+    rig.failures.clear()
     assert repairs.serve(rig, agent).state is run_status.State.SUCCESS
     assert repairs.resets(rig) == 1
     assert [each["attempts"] for each in rig.node_object.request_record["repairs"]] == [1]
@@ -360,7 +362,7 @@ def test_a_gpu_that_was_healthy_for_long_starts_with_the_first_pause() -> None:
 
 def test_a_refused_reset_restores_the_instances_and_is_reported() -> None:
     rig = repairs.faulty_node()
-    rig.fail_always["reset.reset"] = repairs.REFUSED
+    rig.failures.add("reset.reset", repairs.REFUSED)
     before = rig.gpus
     assert repairs.serve(rig).state is run_status.State.SUCCESS
     assert "only be reset together" in repairs.message(rig)
@@ -370,7 +372,7 @@ def test_a_refused_reset_restores_the_instances_and_is_reported() -> None:
 
 def test_a_postponed_repair_keeps_the_message_of_a_failed_one() -> None:
     rig = repairs.faulty_node()
-    rig.fail_always["reset.reset"] = repairs.REFUSED
+    rig.failures.add("reset.reset", repairs.REFUSED)
     agent = repairs.agent_of(rig)
     outcome = repairs.serve(rig, agent)
     rig.clock.wait(DAY_S / 2)
@@ -386,9 +388,7 @@ def test_a_reset_ends_instances_that_the_fault_keeps_undestroyed() -> None:
     rig = repairs.faulty_node()
     before = gpu_values.geometry(rig.gpus)
     destructions = steps.DestroyComputeInstance | steps.DestroyGpuInstance
-    rig.driver.step_error = strikes.refuse(
-        destructions, times=10**9, reason=reasons.Reason.NVML_ERROR
-    )
+    rig.failures.add(destructions, strikes.BROKEN["gpus"])
 
     repairs.serve(rig)
     assert repairs.resets(rig) == 1
@@ -398,7 +398,7 @@ def test_a_reset_ends_instances_that_the_fault_keeps_undestroyed() -> None:
 def test_a_gpu_that_is_lost_by_its_reset_leaves_the_others_serving() -> None:
     rig = repairs.faulty_node()
     uuid = rig.gpus[0].uuid
-    strikes.at_each_call(rig, "reset.reset", lambda: rig.driver.lost.add(uuid))
+    rig.callbacks.add("reset.reset", lambda: rig.driver.lost.add(uuid))
     outcome = repairs.serve(rig)
     assert outcome.state is run_status.State.SUCCESS
     assert [gpu.uuid for gpu in outcome.verified_gpus.unreachable] == [uuid]
@@ -410,7 +410,7 @@ def test_a_gpu_that_is_lost_by_its_reset_leaves_the_others_serving() -> None:
 def test_a_repair_never_reboots_the_node() -> None:
     rig = repairs.faulty_node()
     rig.host.may_reboot = True
-    rig.fail_always["reset.reset"] = repairs.REFUSED
+    rig.failures.add("reset.reset", repairs.REFUSED)
     repairs.serve(rig)
     assert rig.host.reboots == 0
     assert "spared" in rig.pods.names

@@ -10,7 +10,7 @@ from mig_manager.core import liveness, model, ports, steps
 from mig_manager.core.objects import well_known
 from mig_manager.core.records import host_copy, journals, requests, run_status, verified_layouts
 from mig_manager.reasons import Reason
-from tests.rigs.node import agents, ends, gpu_values, node_rig, nodes, strikes
+from tests.rigs.node import agents, ends, gpu_values, moments, node_rig, nodes, strikes
 
 ALL_1G = "all-1g.5gb"
 NO_MIG = model.DesiredGpu(mode=model.MigMode.DISABLED)
@@ -25,7 +25,7 @@ def test_services_stop_in_order_and_start_in_reverse_before_the_plugin() -> None
         switched.extend((n, on) for n, on in rig.host.services.items() if before[n] is not on)
         before.update(rig.host.services)
 
-    rig.on_call = note
+    rig.callbacks.add(moments.Call, note)
     ends.run_to(rig, "one-slice-changed", Reason.APPLIED)
 
     assert switched == [
@@ -50,8 +50,10 @@ def test_services_keep_running_where_no_device_is_removed() -> None:
 def test_service_that_does_not_stop_ends_the_run_before_gpus_change() -> None:
     rig = nodes.hosted_node()
     rig.host.broken_services = {"nvsm.service"}
-    rig.driver.step_error = lambda _step: AssertionError()  # it would crash the run
-    rig.on_call = lambda: rig.host.broken_services.clear() if "services.start" in rig.log else None
+    rig.failures.add(steps.Step, AssertionError())  # it would crash the run
+    rig.callbacks.add(
+        moments.Call, rig.host.broken_services.clear, when=lambda: "services.start" in rig.log
+    )
 
     with structlog.testing.capture_logs() as log:
         ends.run_to(
@@ -67,10 +69,11 @@ def test_a_service_that_does_not_start_is_reported_and_retried() -> None:
     rig = nodes.hosted_node()
     agent = agents.new_agent(rig)
 
-    strikes.act_once(
-        rig,
-        lambda: not rig.host.services["nvsm.service"],
+    rig.callbacks.add(
+        moments.Call,
         lambda: rig.host.broken_services.add("nvsm.service"),
+        when=lambda: not rig.host.services["nvsm.service"],
+        times=1,
     )
     outcome = agents.run(rig, "one-slice-changed", by=agent)
 
@@ -107,7 +110,7 @@ def test_a_journal_starts_no_service_that_is_not_in_the_list(requested: str | No
 def test_a_service_that_leaves_the_list_while_it_is_stopped_is_started() -> None:
     rig = nodes.hosted_node()
     listed = ["dcgm.service", "nvsm.service"]
-    strikes.at_each_call(rig, "gpus.execute", listed.clear)
+    rig.callbacks.add("gpus.execute", listed.clear)
 
     agent = agents.new_agent(rig, service_names=lambda: tuple(listed))
     ends.run_to(rig, "one-slice-changed", Reason.APPLIED, by=agent)
@@ -118,7 +121,7 @@ def test_a_service_that_leaves_the_list_while_it_is_stopped_is_started() -> None
 
 def test_a_failed_change_starts_the_services_again() -> None:
     rig = nodes.hosted_node()
-    rig.driver.step_error = strikes.refuse(steps.CreateGpuInstance, times=1)
+    rig.failures.add(steps.CreateGpuInstance, strikes.REFUSED, times=1)
 
     ends.run_to(rig, "one-slice-changed", Reason.INSUFFICIENT_RESOURCES)
 
@@ -128,7 +131,7 @@ def test_refused_or_forbidden_reset_leaves_the_mode_pending(*, may_reset: bool) 
     rig = nodes.resetting_node()
     rig.resets.are_available = may_reset
     in_use = "GPU 0 is in use by dcgm (pid 7)"
-    rig.fail_always["reset.reset"] = errors.HostError(in_use, reason=Reason.RESET_REQUIRED)
+    rig.failures.add("reset.reset", errors.HostError(in_use, reason=Reason.RESET_REQUIRED))
 
     why = in_use if may_reset else ""
     ends.run_to(rig, ALL_1G, Reason.RESET_REQUIRED, why)
@@ -162,7 +165,7 @@ def test_a_gpu_that_returns_at_a_reset_was_not_drained_and_is_not_changed() -> N
     rig = node_before_reset("old")
     rig.driver.lost = {rig.gpus[1].uuid}
     before = rig.gpus[1]
-    strikes.at_each_call(rig, "reset.reset", rig.driver.lost.clear)
+    rig.callbacks.add("reset.reset", rig.driver.lost.clear)
 
     agents.run(rig, "new", layouts=TWO_ROUNDS)
 
@@ -177,7 +180,7 @@ def test_a_gpu_altered_at_a_reset_was_not_drained_and_is_not_changed() -> None:
     def alter() -> None:
         rig.gpus = (rig.gpus[0], altered)
 
-    strikes.at_each_call(rig, "reset.reset", alter)
+    rig.callbacks.add("reset.reset", alter)
     agents.run(rig, "new", layouts=TWO_ROUNDS)
 
     assert len(rig.gpus[0].mig_uuids) == 3
@@ -200,14 +203,13 @@ def test_slow_services_and_a_long_rollback_do_not_look_like_a_stuck_worker() -> 
     pulse = liveness.Pulse(lambda: rig.clock.now_s)
     pulse.beat()
     slow_s = 100.0
-    silences: list[float] = []
 
     def delay() -> None:
-        if rig.log[-1] in ("services.stop", "services.start"):
-            rig.clock.now_s += slow_s
-        silences.append(pulse.silence_s)
+        rig.clock.now_s += slow_s
 
-    rig.on_call = delay
+    rig.callbacks.add("services.stop", delay)
+    rig.callbacks.add("services.start", delay)
+    silences = rig.note(lambda: pulse.silence_s)
     agent = agents.new_agent(rig, telemetry=Alive(pulse))
     ends.run_to(rig, ALL_1G, Reason.APPLIED, by=agent)
 
@@ -224,8 +226,7 @@ def test_a_rollback_that_waits_for_the_plugin_to_go_gives_signs_of_life() -> Non
     rig.start_plugin()
     pulse = liveness.Pulse(lambda: rig.clock.now_s)
     pulse.beat()
-    silences: list[float] = []
-    rig.clock.on_wait.append(lambda: silences.append(pulse.silence_s))
+    silences = rig.note(lambda: pulse.silence_s, at=moments.Wait)
 
     agents.start(rig, None, telemetry=Alive(pulse))
 
@@ -271,18 +272,19 @@ def test_persistence_mode_is_restored_by_the_next_agent_until_a_reboot(
     rig = nodes.resetting_node()
     rig.resets.need_persistence_off = True
 
-    def is_resetting() -> bool:
-        if is_silent and rig.log[-1] == "gpus.execute":
-            away = errors.ClusterError("away", reason=Reason.API_UNAVAILABLE)
-            rig.fail_always["node.patch"] = away
-        return rig.log[-1] == "reset.reset"
+    if is_silent:
+        away = errors.ClusterError("away", reason=Reason.API_UNAVAILABLE)
+        rig.callbacks.add("gpus.execute", lambda: rig.failures.add("node.patch", away))
+    rig.failures.add("reset.reset", strikes.Killed(), times=1)
 
-    strikes.kill_when(rig, is_resetting, lambda rig: agents.run(rig, "all-1g.5gb"))
-    rig.fail_always.clear()
+    with pytest.raises(strikes.Killed):
+        agents.run(rig, "all-1g.5gb")
+    rig.callbacks.clear()
+    rig.failures.clear()
     assert len(rig.resets.without_persistence) == len(rig.gpus)
     # What is to be undone needs a reset, too.
     rig.resets.need_persistence_off = False
-    rig.fail_always["reset.reset"] = errors.HostError("no", reason=Reason.RESET_REQUIRED)
+    rig.failures.add("reset.reset", errors.HostError("no", reason=Reason.RESET_REQUIRED))
     if is_rebooted:
         rig.host.boot_id = "boot-2"
 
@@ -341,12 +343,12 @@ def test_persistence_mode_is_restored_once_that_is_possible(
 @pytest.mark.parametrize("is_label_gone", [True, False])
 def test_outdated_device_files_are_refreshed_by_a_new_agent(*, is_label_gone: bool) -> None:
     rig = nodes.node(layout="all-balanced")
-    rig.fail_always["refresh_files"] = errors.HostError(
-        "nvidia-ctk failed", reason=Reason.DEVICE_FILES_FAILED
+    rig.failures.add(
+        "refresh_files", errors.HostError("nvidia-ctk failed", reason=Reason.DEVICE_FILES_FAILED)
     )
     assert agents.run(rig, "all-1g.5gb").reason is Reason.DEVICE_FILES_FAILED
     assert not is_label_gone or agents.undo(rig)
-    rig.fail_always.clear()
+    rig.failures.clear()
     rig.host.refreshes = 0
 
     if is_label_gone:
@@ -380,9 +382,7 @@ def test_a_process_that_stays_ends_the_run_before_anything_is_destroyed() -> Non
 def test_a_process_that_ends_is_waited_for() -> None:
     rig = nodes.busy_node()
     rig.driver.clients = "python (pid 4242)"
-    rig.clock.on_wait.append(
-        lambda: setattr(rig.driver, "clients", "") if rig.clock.now_s > 10 else None
-    )
+    rig.callbacks.add(moments.Time(10.1), lambda: setattr(rig.driver, "clients", ""))
 
     ends.run_to(rig, "one-slice-changed", Reason.APPLIED)
     assert rig.clock.now_s > 10

@@ -11,7 +11,7 @@ from mig_manager.reasons import Reason
 from tests.pipeline import drifts
 from tests.pipeline.custom_requests import custom_layout, document, request_custom
 from tests.pipeline.gpu_processes import WHOLE, of_pods, outdated_node, process
-from tests.rigs.node import agents, driver_rules, ends, node_rig, nodes, strikes
+from tests.rigs.node import agents, driver_rules, ends, moments, node_rig, nodes, strikes
 
 RETRIES = 3  # how often a run is repeated, with a new agent each time
 
@@ -53,7 +53,7 @@ def test_a_kubelet_that_restarts_is_waited_for() -> None:
     def start() -> None:
         rig.kubelet.is_silent &= rig.clock.now_s < 10
 
-    rig.clock.on_wait.append(start)
+    rig.callbacks.add(moments.Wait, start)
     ends.run_to(rig, "one-slice-changed", Reason.APPLIED)
     assert "spared" in rig.pods.names
     assert "affected" not in rig.pods.names
@@ -72,7 +72,9 @@ def test_a_silent_kubelet_is_not_waited_for_where_all_devices_go(
     rig = nodes.busy_node()
     rig.policy = policies.Policy(drain=drain)
     # It answers again when its devices are verified.
-    rig.on_call = lambda: setattr(rig.kubelet, "is_silent", "gpus.execute" not in rig.log)
+    rig.callbacks.add(
+        moments.Call, lambda: setattr(rig.kubelet, "is_silent", "gpus.execute" not in rig.log)
+    )
     started_s = rig.clock.now_s
     ends.run_to(rig, layout, Reason.APPLIED)
     assert rig.clock.now_s - started_s < 20
@@ -98,7 +100,7 @@ def test_a_pod_that_only_kubelet_lists_is_waited_for() -> None:
         if rig.clock.now_s > 5:
             rig.kubelet.devices_of_unlisted_pods.clear()
 
-    rig.clock.on_wait.append(end)
+    rig.callbacks.add(moments.Wait, end)
     ends.run_to(rig, "one-slice-changed", Reason.APPLIED)
 
 
@@ -121,7 +123,7 @@ def test_a_pod_is_not_evicted_for_the_device_of_its_predecessor(*, is_admitted: 
             rig.pods.change(successor, is_admitted=True)
             rig.kubelet.devices_by_pod[successor] = devices
 
-    rig.clock.on_wait.append(end)
+    rig.callbacks.add(moments.Wait, end)
     ends.run_to(rig, "one-slice-changed", Reason.APPLIED)
     assert successor in rig.pods
     assert affected not in rig.pods
@@ -186,7 +188,9 @@ def test_a_process_of_a_pod_that_is_evicted_blocks_no_plan() -> None:
     rig = nodes.busy_node()
     affected = rig.pods.uid_of("affected")
     rig.driver.processes = {rig.gpus[0].uuid: (process(f"pod {affected}"),)}
-    strikes.act_once(rig, lambda: affected not in rig.pods, rig.driver.processes.clear)
+    rig.callbacks.add(
+        moments.Call, rig.driver.processes.clear, when=lambda: affected not in rig.pods, times=1
+    )
     ends.run_to(rig, "whole", Reason.APPLIED, layouts=WHOLE)
 
 
@@ -196,7 +200,9 @@ def test_a_process_of_a_pod_that_is_evicted_blocks_no_plan() -> None:
 def test_pods_whose_devices_no_gpu_has_are_evicted_with_the_others() -> None:
     rig = outdated_node()
     rig.driver.processes = {rig.gpus[0].uuid: of_pods(rig, 0)}
-    strikes.act_once(rig, lambda: not of_pods(rig, 0), rig.driver.processes.clear)
+    rig.callbacks.add(
+        moments.Call, rig.driver.processes.clear, when=lambda: not of_pods(rig, 0), times=1
+    )
     ends.run_to(rig, "all-balanced", Reason.APPLIED)
     assert not any(name.startswith("gpu0") for name in rig.pods.names)
     assert "default/gpu0-0" in rig.node_object.event_messages[0]
@@ -246,7 +252,9 @@ def test_a_pod_with_a_missing_claimed_device_is_not_evicted_unrequested() -> Non
         "outdated", has_claims=True, claimed_ids=frozenset({driver_rules.mig_uuid("outdated")})
     )
     rig.driver.processes = {rig.gpus[0].uuid: (process(f"pod {uid}"),)}
-    strikes.act_once(rig, lambda: uid not in rig.pods, rig.driver.processes.clear)
+    rig.callbacks.add(
+        moments.Call, rig.driver.processes.clear, when=lambda: uid not in rig.pods, times=1
+    )
     drifts.tamper(rig)
     layout = "all-balanced"
     outcome = agents.run(rig, layout, is_heal=True)

@@ -14,7 +14,7 @@ from mig_manager.core.node import policies
 from mig_manager.core.objects import well_known
 from mig_manager.core.records import run_status, verified_layouts
 from mig_manager.reasons import Reason
-from tests.rigs.node import agents, ends, fakes, gpu_values, node_rig, nodes, strikes
+from tests.rigs.node import agents, ends, fakes, gpu_values, moments, node_rig, nodes, strikes
 
 POLKIT = errors.HostError("polkit says no", reason=Reason.REBOOT_REQUIRED)
 
@@ -67,7 +67,7 @@ def hang_at_the_end(rig: node_rig.NodeRig) -> None:
     """Let the driver hang when a run observes for the second time what it has executed."""
     since = itertools.dropwhile(lambda call: call != "gpus.execute", rig.log)
     if list(since).count("gpus.observe") == 2:
-        rig.fail_always["gpus.observe"] = errors.HardwareError("hung", reason=Reason.NVML_TIMEOUT)
+        rig.failures.add("gpus.observe", errors.HardwareError("hung", reason=Reason.NVML_TIMEOUT))
 
 
 def reboot_by_person(rig: node_rig.NodeRig) -> None:
@@ -76,7 +76,7 @@ def reboot_by_person(rig: node_rig.NodeRig) -> None:
 
 
 def reboot_by_person_as_driver_hangs(rig: node_rig.NodeRig) -> None:
-    rig.on_call = lambda: hang_at_the_end(rig)
+    rig.callbacks.add(moments.Call, lambda: hang_at_the_end(rig))
     reboot_by_person(rig)
 
 
@@ -108,13 +108,15 @@ def test_the_boot_unit_keeps_the_mode_that_a_reboot_activated(
 
 def test_a_reboot_activates_no_mode_of_an_older_rollback_that_was_refused() -> None:
     rig = nodes.node()
+    refused = errors.HardwareError("no", reason=Reason.NO_PERMISSION)
 
-    def refuse(step: steps.Step) -> Exception | None:
-        is_back = isinstance(step, steps.SetMode) and step.mode is model.MigMode.DISABLED
-        is_refused = is_back or isinstance(step, steps.CreateGpuInstance)
-        return errors.HardwareError("no", reason=Reason.NO_PERMISSION) if is_refused else None
+    def is_back() -> bool:
+        return rig.driver.next_step.mode is model.MigMode.DISABLED
 
-    with strikes.on_steps(rig, refuse):
+    with (
+        rig.failures.adding(steps.CreateGpuInstance, refused),
+        rig.failures.adding(steps.SetMode, refused, when=is_back),
+    ):
         assert agents.run(rig, "one", layouts=ONE_OR_BOTH).should_retry
     assert rig.gpus[0].current_mode is model.MigMode.ENABLED
     nodes.must_reboot(rig)
@@ -132,7 +134,7 @@ def test_a_reboot_activates_no_mode_of_an_older_rollback_that_was_refused() -> N
 @pytest.mark.parametrize(("attempt", "after_s"), [(1, 15), (40, 15), (41, 300)])
 def test_status_names_the_retry_while_the_driver_is_loading(attempt: int, after_s: int) -> None:
     rig = nodes.node()
-    rig.fail_always["gpus.observe"] = strikes.NO_DRIVER
+    rig.failures.add("gpus.observe", strikes.NO_DRIVER)
 
     agents.run(rig, "all-1g.5gb", attempt=attempt, retry_after_s=300.0)
 
@@ -146,7 +148,7 @@ MANAGER: dict[str, Any] = {"labels": {"app": "nvidia-mig-manager"}, "owner_kind"
     ("obstruct", "reason"),
     [
         (
-            lambda rig: rig.fail_always.update({"gpus.observe": strikes.NO_DRIVER}),
+            lambda rig: rig.failures.add("gpus.observe", strikes.NO_DRIVER),
             Reason.DRIVER_NOT_LOADED,
         ),
         (lambda rig: rig.pods.add("m", **MANAGER), Reason.FOREIGN_MANAGER),
@@ -188,11 +190,13 @@ def test_an_agent_stopped_after_reboot_and_lost_run_restores_the_node() -> None:
     agent = agents.start(rig, "all-1g.5gb")
     rig.log.clear()
 
-    def lose() -> None:
-        if "gpus.execute" in rig.log and rig.log[-1].startswith(("node.", "workloads.")):
-            raise strikes.BROKEN["node"]
+    def is_to_api() -> bool:
+        return "gpus.execute" in rig.log and rig.log[-1].startswith(("node.", "workloads."))
 
-    with strikes.on_calls(rig, lose), pytest.raises(errors.ClusterError):
+    with (
+        rig.failures.adding(moments.Call, strikes.BROKEN["node"], when=is_to_api),
+        pytest.raises(errors.ClusterError),
+    ):
         agents.run(rig, "all-1g.5gb", by=agent)
     assert rig.node_object.has_reconfiguring_taint
 
@@ -226,7 +230,7 @@ def test_a_reboot_evicts_none_of_the_owners_extra_clients() -> None:
         rig.pods.add("b", devices=devices, labels={"app": "watcher"}, owner_kind="DaemonSet")
 
     rig.pods.add("a", labels={"app": "watcher"}, owner_kind="DaemonSet")
-    strikes.at_each_call(rig, "workloads.delete", restart)
+    rig.callbacks.add("workloads.delete", restart)
 
     go_down(rig)
 
@@ -234,12 +238,10 @@ def test_a_reboot_evicts_none_of_the_owners_extra_clients() -> None:
     assert rig.host.reboots == 1
 
 
-@pytest.mark.parametrize(
-    "fail_always", [{"reboot.request": POLKIT}, {}], ids=["refused", "missing"]
-)
-def test_a_refused_or_missing_reboot_is_requested_again(fail_always: dict[str, Exception]) -> None:
+@pytest.mark.parametrize("failures", [{"reboot.request": POLKIT}, {}], ids=["refused", "missing"])
+def test_a_refused_or_missing_reboot_is_requested_again(failures: dict[str, Exception]) -> None:
     rig = nodes.rebooting_node()
-    rig.fail_always = fail_always
+    rig.failures.add_all(failures)
     agent = agents.new_agent(rig)
     late = fakes.FakeRequest(rig.clock)
 
@@ -284,9 +286,9 @@ def test_run_that_fails_early_leads_to_no_second_reboot(
         outcome = agents.run(rig, "all-1g.5gb", by=successor("version: v2"))
     else:
         # The agent comes up before the driver.
-        rig.fail_always["gpus.observe"] = errors.HardwareError("no driver", reason=reason)
+        rig.failures.add("gpus.observe", errors.HardwareError("no driver", reason=reason))
         outcome = agents.run(rig, "all-1g.5gb", by=successor())
-        rig.fail_always.clear()
+        rig.failures.clear()
     assert outcome.reason is reason
     after = rig.node_object.status
     assert (after["rebooted"], after["configHash"]) == (True, before["configHash"])
@@ -334,7 +336,7 @@ def test_a_reboot_comes_after_every_gpu_pod_has_left() -> None:
             "budget",
         ),
         (
-            lambda rig: rig.fail_always.update({"reboot.check": POLKIT}),
+            lambda rig: rig.failures.add("reboot.check", POLKIT),
             Reason.REBOOT_REQUIRED,
             "polkit",
         ),
@@ -357,9 +359,7 @@ def refuse_a_patch_after_evictions(rig: node_rig.NodeRig) -> None:
     def refuse() -> None:
         raise strikes.BROKEN["node"]
 
-    strikes.act_once(
-        rig, lambda: "workloads.evict" in rig.log and rig.log[-1] == "node.patch", refuse
-    )
+    rig.callbacks.add("node.patch", refuse, when=lambda: "workloads.evict" in rig.log, times=1)
 
 
 @pytest.mark.parametrize(
@@ -399,29 +399,29 @@ def test_a_drain_for_a_reboot_that_evicted_pods_is_not_repeated() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fail_always", "message"),
+    ("failures", "message"),
     [({"reboot.request": POLKIT}, "polkit says no"), ({}, "still up")],
     ids=["refused", "missing"],
 )
 def test_a_refused_or_missing_reboot_fails_the_run_and_restores_the_node(
-    fail_always: dict[str, Exception], message: str
+    failures: dict[str, Exception], message: str
 ) -> None:
     rig = nodes.rebooting_node()
-    rig.fail_always = fail_always
+    rig.failures.add_all(failures)
 
     ends.run_to(rig, "all-1g.5gb", Reason.REBOOT_REQUIRED, message)
 
     assert {gpu.pending_mode for gpu in rig.gpus} == {model.MigMode.ENABLED}
     # It may be asked for again by the next agent.
     is_counted = rig.node_object.status.get("rebooted", False)
-    assert is_counted is not bool(fail_always)
+    assert is_counted is not bool(failures)
 
 
 @pytest.mark.parametrize("label_managed", [True, False])
 def test_refused_reboot_refreshes_device_files_and_the_plugin(*, label_managed: bool) -> None:
     rig = nodes.node(layout="all-balanced", label_managed=label_managed)
     nodes.must_reboot(rig)
-    rig.fail_always["reboot.request"] = POLKIT
+    rig.failures.add("reboot.request", POLKIT)
     rig.host.refreshes = 0
     before = rig.gpus
     old = set(rig.pods)

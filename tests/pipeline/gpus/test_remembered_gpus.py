@@ -9,7 +9,7 @@ from mig_manager.agent import drift
 from mig_manager.core import model
 from mig_manager.core.records import run_status, verified_layouts
 from tests.pipeline import repairs
-from tests.rigs.node import agents, ends, gpu_values, node_rig, strikes
+from tests.rigs.node import agents, ends, gpu_values, moments, node_rig
 
 
 def reboot(rig: node_rig.NodeRig) -> None:
@@ -130,7 +130,7 @@ def test_a_gpu_that_a_person_resets_during_the_drain_is_not_reset_again() -> Non
         rig.driver.lost.clear()
         rig.gpus = gpu_values.with_action(rig.gpus, model.RecoveryAction.NONE, 0)
 
-    strikes.act_once(rig, lambda: "workloads.evict" in rig.log, recover)
+    rig.callbacks.add(moments.Call, recover, when=lambda: "workloads.evict" in rig.log, times=1)
 
     assert repairs.serve(rig).state is run_status.State.SUCCESS
     assert repairs.resets(rig) == 0

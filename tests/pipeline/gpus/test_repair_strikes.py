@@ -111,10 +111,9 @@ def test_a_repair_that_waited_for_the_lock_leaves_no_node_pending() -> None:
     rig.slots.denials = [USED_BY_B]
 
     def lock_meanwhile() -> None:
-        if rig.log[-1] == "slots.take" and rig.slots.denials:
-            lock.refusals = 1000
+        lock.refusals = 1000
 
-    rig.on_call = lock_meanwhile
+    rig.callbacks.add("slots.take", lock_meanwhile, when=lambda: bool(rig.slots.denials))
 
     assert agents.run(rig, "all-balanced", by=agent).reason is reasons.Reason.LOCKED
 

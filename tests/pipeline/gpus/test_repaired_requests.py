@@ -1,12 +1,12 @@
 """Layouts requested on a node whose GPUs await their reset."""
 
-from mig_manager import errors, reasons
+from mig_manager import reasons
 from mig_manager.agent import drift
 from mig_manager.core import model, steps
 from mig_manager.core.objects import well_known
 from mig_manager.core.records import run_status
 from tests.pipeline import repairs
-from tests.rigs.node import agents, ends, gpu_values, nodes
+from tests.rigs.node import agents, ends, gpu_values, nodes, strikes
 
 
 def test_a_layout_waits_for_the_repair_of_its_gpu_before_an_eviction() -> None:
@@ -39,15 +39,12 @@ def test_a_layout_waits_for_the_repair_of_its_gpu_before_an_eviction() -> None:
 def test_a_fault_during_a_change_is_repaired_before_the_next_attempt() -> None:
     rig = nodes.busy_node()
     before = gpu_values.geometry(rig.gpus)
-
-    def fail(step: steps.Step) -> Exception | None:
-        if isinstance(step, steps.CreateGpuInstance) and not repairs.resets(rig):
-            repairs.break_gpus(rig, 0)
-        if rig.gpus[0].awaits_reset:
-            return errors.HardwareError("broken", reason=reasons.Reason.NVML_ERROR)
-        return None
-
-    rig.driver.step_error = fail
+    rig.callbacks.add(
+        steps.CreateGpuInstance,
+        lambda: repairs.break_gpus(rig, 0),
+        when=lambda: not repairs.resets(rig),
+    )
+    rig.failures.add(steps.Step, strikes.BROKEN["gpus"], when=lambda: rig.gpus[0].awaits_reset)
     agent = repairs.agent_of(rig)
     outcome = repairs.request_other(rig, agent)
     assert outcome.should_retry
@@ -64,7 +61,7 @@ def test_a_fault_during_a_change_is_repaired_before_the_next_attempt() -> None:
 
 def test_a_layout_evicts_no_pod_after_a_failed_repair() -> None:
     rig = repairs.faulty_node()
-    rig.fail_always["reset.reset"] = repairs.REFUSED
+    rig.failures.add("reset.reset", repairs.REFUSED)
     agent = repairs.agent_of(rig)
     repairs.request_other(rig, agent)
     outcome = repairs.request_other(rig, agent, attempt=2)
@@ -76,7 +73,7 @@ def test_a_layout_evicts_no_pod_after_a_failed_repair() -> None:
     assert agent.check_drift("all-1g.5gb", outcome) is drift.Action.REST
     ends.assert_restored(rig)
 
-    rig.fail_always.clear()
+    rig.failures.clear()
     rig.clock.wait(1000)
     assert agent.check_drift("all-1g.5gb", outcome) is drift.Action.RUN
     outcome = repairs.request_other(rig, agent, attempt=3)

@@ -17,7 +17,7 @@ _NOT_COMPARED: Mapping[type, frozenset[str]] = {
             "log",  # what happened, which no agent reads
             "owner",  # no agent reads it
             # They are the rig's own, or strike by themselves.
-            *("clock", "on_call", "fail_once_at", "fail_always", "lose_answer_at"),
+            *("clock", "failures", "lost_answers", "callbacks"),
         }
     ),
     cluster_parts.NodeObject: frozenset(
@@ -40,7 +40,7 @@ _NOT_COMPARED: Mapping[type, frozenset[str]] = {
     # Their numbers are those of the driver's starts: ``key_of`` has only the devices.
     parts.DraDriver: frozenset({"slices"}),
     parts.Daemons: frozenset({"controller_away_until_s"}),
-    parts.Driver: frozenset({"step_error", "executed_steps"}),
+    parts.Driver: frozenset({"next_step", "executed_steps"}),
     parts.Host: frozenset({"refreshes"}),
     parts.Hooks: frozenset({"commands", "environment"}),
 }

@@ -6,7 +6,7 @@ import copy
 import dataclasses
 from collections.abc import Callable, Hashable, Sequence
 
-from mig_manager import errors, reasons
+from mig_manager import reasons
 from mig_manager.agent import outcomes
 from mig_manager.core import model, steps
 from mig_manager.core.layout import custom_layouts
@@ -16,14 +16,7 @@ from tests.pipeline import agent_loop
 from tests.pipeline.recovery import node_keys
 from tests.pipeline.swept_changes import NodeChange
 from tests.rigs import layout_table
-from tests.rigs.node import (
-    agents,
-    fakes,
-    inboxes,
-    node_rig,
-    strikes,
-    unrestored,
-)
+from tests.rigs.node import agents, fakes, inboxes, moments, node_rig, strikes, unrestored
 
 MAX_PAUSES = 16
 _WITHOUT_PARENTHESES = str.maketrans("", "", "()")  # they mark what has no compute instance yet
@@ -95,15 +88,17 @@ class PlayedChange:
                 raise strikes.Killed
             self.moment += 1
 
-        def step(one: steps.Step) -> Exception | None:
+        def begin_step() -> None:
             begin_moment()
-            self._check_idle(one)
-            return self._refuse(one)
+            self._check_idle(rig.driver.next_step)
 
         with (
             contextlib.suppress(strikes.Killed),
-            strikes.on_calls(rig, begin_moment),
-            strikes.on_steps(rig, step),
+            rig.callbacks.adding(moments.Call, begin_moment),
+            rig.callbacks.adding(steps.Step, begin_step),
+            rig.failures.adding(
+                steps.CreateGpuInstance, strikes.REFUSED, when=self._is_step_refused
+            ),
         ):
             begin_moment()
             return self._serve()
@@ -159,12 +154,10 @@ class PlayedChange:
         is_same_file = self.config.text == agents.CONFIG
         return is_same_file and self.request_key[0] == self.change.layout
 
-    def _refuse(self, step: steps.Step) -> Exception | None:
-        is_ours = isinstance(step, steps.CreateGpuInstance) and step.placement.start == 1
+    def _is_step_refused(self) -> bool:
         is_requested = self.request_key[0] == self.change.layout
-        if self.change.is_refused and is_requested and is_ours:
-            return errors.HardwareError("no", reason=reasons.Reason.INSUFFICIENT_RESOURCES)
-        return None
+        is_ours = self.rig.driver.next_step.placement.start == 1
+        return self.change.is_refused and is_requested and is_ours
 
     def _check_idle(self, step: steps.Step) -> None:
         """Note a pod whose device a step destroys."""

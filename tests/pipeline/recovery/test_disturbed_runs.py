@@ -10,7 +10,7 @@ from mig_manager.core import steps
 from mig_manager.core.objects import well_known
 from mig_manager.core.records import run_status
 from tests.pipeline.swept_changes import CHANGES, SWEPT
-from tests.rigs.node import agents, ends, fakes, node_rig, nodes, strikes
+from tests.rigs.node import agents, ends, fakes, moments, node_rig, nodes, strikes
 from tests.rigs.node.nodes import DCGM, EXPORTER, GFD, monitored_node
 
 UPGRADING = f"{well_known.PAUSED_VALUE}_paused-for-driver-upgrade"
@@ -28,7 +28,7 @@ def test_label_that_another_program_writes_keeps_its_value(*, ends_well: bool) -
         if rig.node_object.labels[key] == well_known.PAUSED_VALUE:
             rig.node_object.labels[key] = UPGRADING
 
-    rig.clock.on_wait.append(upgrade_driver)
+    rig.callbacks.add(moments.Wait, upgrade_driver)
 
     assert (agents.run(rig, "all-1g.5gb").state is run_status.State.SUCCESS) is ends_well
     assert rig.node_object.labels[key] == UPGRADING
@@ -51,10 +51,10 @@ def test_clients_run_again_after_a_driver_upgrade_that_met_our_pause(
             began_s.append(rig.clock.now_s)
             rig.node_object.labels |= dict.fromkeys(upgraded, UPGRADING)
         elif began_s and rig.clock.now_s > began_s[0] + ends_after_s:
-            rig.clock.on_wait.remove(manage_driver)
+            rig.callbacks.clear()
             rig.node_object.labels |= dict.fromkeys(upgraded, well_known.PAUSED_VALUE)
 
-    rig.clock.on_wait.append(manage_driver)
+    rig.callbacks.add(moments.Wait, manage_driver)
     while (outcome := agents.run(rig, "one-slice-changed", by=agent)).should_retry:
         assert outcome.reason is reasons.Reason.PLUGIN_NOT_READY
         assert f"label {well_known.PLUGIN_DEPLOY_LABEL}=paused" in outcome.message
@@ -70,7 +70,7 @@ def test_clients_run_again_after_a_driver_upgrade_that_met_our_pause(
 def test_a_step_that_fails_restores_the_former_instances(step: type) -> None:
     rig = nodes.busy_node()
     before = rig.gpus
-    rig.driver.step_error = strikes.refuse(step, times=1)
+    rig.failures.add(step, strikes.REFUSED, times=1)
 
     back = "the former instances are restored"
     ends.run_to(rig, "one-slice-changed", reasons.Reason.INSUFFICIENT_RESOURCES, back)
@@ -83,7 +83,7 @@ def test_a_step_that_fails_restores_the_former_instances(step: type) -> None:
 def test_failing_api_does_not_block_the_rollback() -> None:
     def failing_node() -> node_rig.NodeRig:
         rig = nodes.busy_node()
-        rig.driver.step_error = strikes.refuse(steps.CreateGpuInstance, times=1)
+        rig.failures.add(steps.CreateGpuInstance, strikes.REFUSED, times=1)
         return rig
 
     rig = failing_node()
@@ -97,7 +97,7 @@ def test_failing_api_does_not_block_the_rollback() -> None:
     for index in call_indices:
         rig = failing_node()
         before = rig.gpus
-        rig.fail_once(index, strikes.BROKEN["node"])
+        rig.failures.add(index, strikes.BROKEN["node"])
 
         with contextlib.suppress(errors.ClusterError):
             outcome = agents.run(rig, "one-slice-changed")
@@ -118,7 +118,7 @@ def test_node_is_restored_after_any_failed_call_and_the_retry_ends_alike(name: s
     for index, call in enumerate(undisturbed):
         rig = change.make()
         agent = change.agent(rig)
-        rig.fail_once(index, strikes.broken(call))
+        rig.failures.add(index, strikes.broken(call))
         try:
             change.run(rig, agent)
         except errors.ClusterError:
@@ -127,7 +127,7 @@ def test_node_is_restored_after_any_failed_call_and_the_retry_ends_alike(name: s
             assert rig.node_object.labels[well_known.STATE_LABEL] in ("success", "failed"), index
             ends.assert_restored_or_in_drain(rig, undisturbed[:index])
 
-        assert not rig.fail_once_at, index
+        assert not rig.failures, index
         assert change.run(rig, agent).state.value == change.end.state, index
         ends.assert_restored(rig)
         assert kept <= rig.pods.keys(), index
@@ -149,7 +149,7 @@ def test_api_outage_after_the_change_neither_fails_nor_rolls_back(name: str) -> 
     for index in call_indices:
         rig = change.make()
         agent = change.agent(rig)
-        rig.fail_once(index, strikes.BROKEN["node"])
+        rig.failures.add(index, strikes.BROKEN["node"])
         try:
             change.run(rig, agent)
         except errors.ClusterError:
@@ -168,7 +168,7 @@ def test_an_agent_that_stops_after_an_outage_in_mid_change_ends_the_run(name: st
     for index in range(undisturbed.index("gpus.execute"), len(undisturbed)):
         rig = change.make()
         agent = change.agent(rig)
-        rig.fail_once(index, strikes.broken(undisturbed[index]))
+        rig.failures.add(index, strikes.broken(undisturbed[index]))
         try:
             change.run(rig, agent)
         except errors.ClusterError:
@@ -196,9 +196,9 @@ def test_an_agent_stopped_in_a_drain_restores_despite_a_failed_call() -> None:
     for index in range(len(undisturbed.log)):
         rig = nodes.busy_node()
         agent = agents.new_agent(rig)
-        rig.fail_once(index, strikes.BROKEN["node"])
+        rig.failures.add(index, strikes.BROKEN["node"])
         stop_in_a_drain(rig, agent)
-        assert not rig.fail_once_at, index
+        assert not rig.failures, index
 
         agent.stop()
 
@@ -209,8 +209,10 @@ def test_an_agent_stopped_in_a_drain_restores_despite_a_failed_call() -> None:
 @pytest.mark.parametrize(
     "name", ["first layout, plugin without label", "monitors", "plugin's config"]
 )
-@pytest.mark.parametrize("fate", ["lose_answer_at", "fail_once_at"])
-def test_a_patch_whose_answer_is_lost_leaves_nothing_behind(name: str, fate: str) -> None:
+@pytest.mark.parametrize("is_carried_out", [True, False])
+def test_a_patch_whose_answer_is_lost_leaves_nothing_behind(
+    name: str, *, is_carried_out: bool
+) -> None:
     change = CHANGES[name]
     patches = [index for index, call in enumerate(change.calls()) if call == "node.patch"]
     assert len(patches) > 4
@@ -218,7 +220,7 @@ def test_a_patch_whose_answer_is_lost_leaves_nothing_behind(name: str, fate: str
         rig = change.make()
         agent = change.agent(rig)
         error = errors.ClusterError("lost", reason=reasons.Reason.API_ERROR, status=500)
-        setattr(rig, fate, {index: error})
+        (rig.lost_answers if is_carried_out else rig.failures).add(index, error)
         try:
             change.run(rig, agent)
         except errors.ClusterError:

@@ -11,7 +11,7 @@ from mig_manager.core.objects import well_known
 from mig_manager.core.records import journals, node_entries
 from mig_manager.reasons import Reason
 from tests.pipeline import dra_scenes
-from tests.rigs.node import agents, ends, node_rig, nodes, strikes
+from tests.rigs.node import agents, ends, moments, node_rig, nodes, strikes
 from tests.rigs.node.nodes import EXTRA_CLIENTS
 
 
@@ -19,7 +19,7 @@ def after_failed_rollback() -> tuple[node_rig.NodeRig, tuple[model.Gpu, ...]]:
     """A change has failed, and so has its rollback."""
     rig = nodes.busy_node()
     before = rig.gpus
-    with strikes.on_steps(rig, strikes.refuse(steps.CreateGpuInstance, times=9)):
+    with rig.failures.adding(steps.CreateGpuInstance, strikes.REFUSED):
         assert agents.run(rig, "one-slice-changed").should_retry
     assert well_known.JOURNAL_ANNOTATION in rig.node_object.annotations
     return rig, before
@@ -45,13 +45,11 @@ def test_failed_rollback_names_missing_instances_and_is_retried() -> None:
 
 def test_gpus_lost_in_a_change_are_unreachable_in_its_status() -> None:
     rig = nodes.busy_node()
+    uuids = {gpu.uuid for gpu in rig.gpus}
+    rig.callbacks.add(steps.Step, lambda: rig.driver.lost.update(uuids))
+    rig.failures.add(steps.Step, strikes.BROKEN["gpus"])
 
-    def lose_all(_: steps.Step) -> Exception:
-        rig.driver.lost |= {gpu.uuid for gpu in rig.gpus}
-        return strikes.BROKEN["gpus"]
-
-    with strikes.on_steps(rig, lose_all):
-        assert agents.run(rig, "one-slice-changed").should_retry
+    assert agents.run(rig, "one-slice-changed").should_retry
 
     assert [gpu["index"] for gpu in rig.node_object.status["unreachableGpus"]] == [0, 1]
     assert "gpus" not in rig.node_object.status
@@ -75,12 +73,9 @@ def test_a_final_failure_says_if_the_plugin_is_not_back(
 ) -> None:
     rig = nodes.node(layout="all-balanced", label_managed=label_managed)
     before = rig.gpus
-
-    def refuse() -> Exception:
-        rig.plugin.is_broken = is_broken
-        return errors.HardwareError("no", reason=Reason.NOT_SUPPORTED)
-
-    strikes.at_first_step(rig, refuse)
+    rig.callbacks.add(steps.Step, lambda: setattr(rig.plugin, "is_broken", is_broken), times=1)
+    unsupported = errors.HardwareError("no", reason=Reason.NOT_SUPPORTED)
+    rig.failures.add(steps.Step, unsupported, times=1)
 
     outcome = agents.run(rig, "one-slice-changed")
 
@@ -97,7 +92,7 @@ def test_a_final_failure_says_if_the_plugin_is_not_back(
 def test_a_rollback_that_fails_again_is_not_announced_as_restored(boot_id: str) -> None:
     rig, _ = after_failed_rollback()
     rig.host.boot_id = boot_id
-    rig.driver.step_error = strikes.refuse(steps.CreateGpuInstance, times=9)
+    rig.failures.add(steps.CreateGpuInstance, strikes.REFUSED)
 
     assert agents.undo(rig)  # and is retried
 
@@ -107,10 +102,10 @@ def test_a_rollback_that_fails_again_is_not_announced_as_restored(boot_id: str) 
 def test_a_failed_rollback_is_remembered_without_a_restart() -> None:
     rig = nodes.busy_node()
     before = rig.gpus
-    rig.driver.step_error = strikes.refuse(steps.CreateGpuInstance, times=9)
     agent = agents.new_agent(rig)
-    agents.run(rig, "one-slice-changed", by=agent)
-    rig.driver.step_error = strikes.refuse(steps.CreateComputeInstance, times=1)
+    with rig.failures.adding(steps.CreateGpuInstance, strikes.REFUSED):
+        agents.run(rig, "one-slice-changed", by=agent)
+    rig.failures.add(steps.CreateComputeInstance, strikes.REFUSED, times=1)
 
     ends.run_to(rig, "one-slice-changed", Reason.INSUFFICIENT_RESOURCES, by=agent, attempt=2)
 
@@ -136,7 +131,7 @@ def test_a_stopped_run_names_what_an_older_change_still_has_to_restore() -> None
     error = errors.ClusterError("no pods", reason=Reason.API_UNAVAILABLE)
 
     def stop() -> bool:
-        rig.fail_always = {"workloads.list": error}
+        rig.failures.add("workloads.list", error)
         return True
 
     ends.supersede(rig, "one-slice-changed", by=agent, ends_when=stop)
@@ -153,16 +148,12 @@ def after_partial_rollback(
     """Return a node whose rollback has failed, its GPUs before, and a device of the change."""
     rig = rig or nodes.busy_node()
     before, had = rig.gpus, {gi.placement for gi in rig.gpus[0].gpu_instances}
-    created: list[steps.Step] = []
+    executed = rig.driver.executed_steps
 
-    def refuse_after_one_creation(step: steps.Step) -> Exception | None:
-        if created:
-            return errors.HardwareError("no", reason=Reason.INSUFFICIENT_RESOURCES)
-        if isinstance(step, steps.CreateComputeInstance):
-            created.append(step)
-        return None
+    def has_created() -> bool:
+        return any(isinstance(each, steps.CreateComputeInstance) for each in executed)
 
-    with strikes.on_steps(rig, refuse_after_one_creation):
+    with rig.failures.adding(steps.Step, strikes.REFUSED, when=has_created):
         assert agents.run(rig, layout).should_retry
     assert well_known.JOURNAL_ANNOTATION in rig.node_object.annotations
     (new_device,) = (
@@ -192,20 +183,17 @@ def test_a_rollback_of_a_later_run_keeps_new_pods_away(requested: str | None) ->
     rig, before, _ = after_partial_rollback()
     resource = {"nvidia.com/mig-3g.20gb": 1}
     uid = rig.pods.add("bound", phase="Pending", gpu_resources=resource, is_admitted=False)
-    tainted: list[bool] = []
+    tainted = rig.note(lambda: rig.node_object.has_reconfiguring_taint, at="gpus.execute")
+    admitted_s = rig.clock.now_s + 4
 
     def admit() -> None:
-        if rig.log[-1] == "gpus.execute":
-            tainted.append(rig.node_object.has_reconfiguring_taint)
         is_due = rig.node_object.has_reconfiguring_taint and rig.clock.now_s > admitted_s
         if is_due and not rig.pods[uid].is_admitted:
-            is_refused = (
-                rig.node_object.labels[well_known.PLUGIN_DEPLOY_LABEL] == well_known.PAUSED_VALUE
-            )
+            is_refused = rig.node_object.is_plugin_paused
             phase = "Failed" if is_refused else "Running"
             rig.pods.change(uid, is_admitted=True, phase=phase)
 
-    rig.on_call, admitted_s = admit, rig.clock.now_s + 4
+    rig.callbacks.add(moments.Call, admit)
     agents.resume(rig, requested) if requested else agents.undo(rig)
 
     assert tainted == [True]
@@ -220,10 +208,8 @@ def test_a_rollback_keeps_a_device_that_a_pod_gets_while_services_stop() -> None
     del rig.node_object.labels[well_known.PLUGIN_DEPLOY_LABEL]
     rig.pods.remove_if(clients.is_device_plugin)
     rig.host.services["dcgm.service"] = True
-    strikes.act_once(
-        rig,
-        lambda: rig.log[-1] == "services.stop",
-        lambda: rig.pods.add("newcomer", devices=frozenset({new_device})),
+    rig.callbacks.add(
+        "services.stop", lambda: rig.pods.add("newcomer", devices=frozenset({new_device})), times=1
     )
     gpus = rig.gpus
 
@@ -256,10 +242,8 @@ def test_a_layout_for_another_gpu_evicts_no_pod_for_an_older_rollback() -> None:
     rig, _, new_device = after_partial_rollback()
     gpu = rig.gpus[0]
     rig.hooks.text = nodes.HOOKS
-    strikes.act_once(
-        rig,
-        lambda: rig.log[-1] == "hooks.run",
-        lambda: rig.pods.add("newcomer", devices=frozenset({new_device})),
+    rig.callbacks.add(
+        "hooks.run", lambda: rig.pods.add("newcomer", devices=frozenset({new_device})), times=1
     )
     text = f"{agents.CONFIG}  second-only:\n  - {{devices: [1], mig-enabled: false}}\n"
     rig.pods.remove(rig.pods.uid_of("spared"))
@@ -304,7 +288,7 @@ def test_journal_of_a_newer_version_is_read_as_far_as_known() -> None:
 
 def test_a_rollback_that_failed_is_not_repeated_in_the_same_run() -> None:
     rig = nodes.busy_node()
-    rig.driver.step_error = strikes.refuse(steps.CreateGpuInstance, times=10**9)
+    rig.failures.add(steps.CreateGpuInstance, strikes.REFUSED)
 
     agents.run(rig, "one-slice-changed")
 
@@ -320,10 +304,11 @@ def test_a_rollback_spares_the_device_of_a_pod_that_is_not_bound_yet(*, is_late:
     assert new_device in dra_scenes.published_uuids(rig)
     gpus = rig.gpus
 
-    strikes.act_once(
-        rig,
-        lambda: not (is_late and rig.pods.has_dra_driver),
+    rig.callbacks.add(
+        moments.Call,
         lambda: dra_scenes.add_unbound(rig, new_device),
+        when=lambda: not (is_late and rig.pods.has_dra_driver),
+        times=1,
     )
 
     assert agents.undo(rig)

@@ -94,7 +94,7 @@ def test_pauses_are_left_to_a_running_foreign_manager(layout: str | None) -> Non
         assert outcome.state is run_status.State.FAILED
         agent.check_drift(layout, outcome)
 
-    assert rig.node_object.labels[well_known.PLUGIN_DEPLOY_LABEL] == well_known.PAUSED_VALUE
+    assert rig.node_object.is_plugin_paused
 
 
 def test_pauses_of_an_allowed_manager_stay() -> None:
@@ -182,12 +182,12 @@ def test_node_without_a_request_keeps_its_state(state: dict[str, str]) -> None:
 
 def test_node_without_a_request_publishes_its_gpus() -> None:
     rig = nodes.node()
-    rig.fail_always["gpus.observe"] = strikes.NO_DRIVER
+    rig.failures.add("gpus.observe", strikes.NO_DRIVER)
     agent = agents.new_agent(rig)
 
     assert agent.restore_without_request()
     assert rig.node_object.annotations == {}
-    rig.fail_always.clear()
+    rig.failures.clear()
     assert not agent.restore_without_request()
     assert rig.node_object.published_gpus == rig.gpus
     rig.log.clear()
@@ -197,14 +197,14 @@ def test_node_without_a_request_publishes_its_gpus() -> None:
 
 def test_an_unfinished_restore_is_retried_after_the_label_is_removed() -> None:
     rig = nodes.hosted_node()
-    rig.fail_always["services.start"] = strikes.BROKEN["services"]
+    rig.failures.add("services.start", strikes.BROKEN["services"])
     agent = agents.new_agent(rig)
     assert agents.run(rig, "one-slice-changed", by=agent).should_retry
 
     assert agent.restore_without_request()
     assert not rig.host.services["dcgm.service"]
 
-    rig.fail_always.clear()
+    rig.failures.clear()
     assert not agent.restore_without_request()
 
     assert rig.host.services["dcgm.service"]
@@ -215,9 +215,12 @@ def test_a_retry_that_can_observe_no_gpu_says_which_attempt_it_is() -> None:
     messages = []
     for attempt in (1, 7):
         rig = nodes.node()
-        rig.fail_always["gpus.observe"] = errors.HardwareError(
-            "GPU 0: nvmlDeviceGetHandleByIndex answered 'Unknown Error'",
-            reason=reasons.Reason.NVML_ERROR,
+        rig.failures.add(
+            "gpus.observe",
+            errors.HardwareError(
+                "GPU 0: nvmlDeviceGetHandleByIndex answered 'Unknown Error'",
+                reason=reasons.Reason.NVML_ERROR,
+            ),
         )
         outcome = agents.run(rig, "all-balanced", attempt=attempt)
         assert outcome.should_retry

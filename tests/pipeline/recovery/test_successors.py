@@ -11,7 +11,7 @@ from mig_manager.core.objects import well_known
 from mig_manager.core.records import journals, node_entries, run_status
 from mig_manager.reasons import Reason
 from tests.pipeline import agent_loop
-from tests.rigs.node import agents, ends, fakes, gpu_values, node_rig, nodes, strikes
+from tests.rigs.node import agents, ends, fakes, gpu_values, moments, node_rig, nodes, strikes
 
 
 @pytest.mark.parametrize("end", ["locked", "replaced", "stopped"])
@@ -35,7 +35,7 @@ def test_successor_without_the_lock_leaves_the_change_to_its_agent(end: str) -> 
         assert rig.node_object.annotations[well_known.JOURNAL_ANNOTATION] == journal
         assert (rig.node_object.has_reconfiguring_taint, rig.node_object.labels) == (True, labels)
 
-    strikes.at_first_step(rig, start_successor)
+    rig.callbacks.add(steps.Step, start_successor, times=1)
     assert agents.run(rig, "one-slice-changed").reason is Reason.APPLIED
 
     ends.assert_restored(rig)
@@ -46,12 +46,12 @@ def test_successor_without_the_lock_leaves_the_change_to_its_agent(end: str) -> 
 
 @pytest.mark.parametrize("requested", ["one-slice-changed", "all-balanced"])
 def test_successor_that_started_before_the_change_takes_over_its_journal(requested: str) -> None:
-    for index in strikes.moments(
+    for index in strikes.indices(
         nodes.busy_node, lambda rig: agents.run(rig, "one-slice-changed")
     ):
         rig = nodes.busy_node()
         successor = agents.start(rig, "one-slice-changed")
-        rig.fail_once(len(rig.log) + index, strikes.Killed())
+        rig.failures.add(len(rig.log) + index, strikes.Killed())
         with pytest.raises(strikes.Killed):
             agents.run(rig, "one-slice-changed")
 
@@ -63,10 +63,10 @@ def test_successor_that_started_before_the_change_takes_over_its_journal(request
 def test_successor_that_cannot_read_the_journal_again_undoes_nothing() -> None:
     rig = nodes.busy_node()
     successor = agents.new_agent(rig)
-    strikes.at_first_step(rig, lambda: successor.recover("one-slice-changed"))
+    rig.callbacks.add(steps.Step, lambda: successor.recover("one-slice-changed"), times=1)
     assert agents.run(rig, "one-slice-changed").reason is Reason.APPLIED
     changed = rig.gpus
-    rig.fail_next(strikes.BROKEN["node"])
+    rig.failures.add(len(rig.log), strikes.BROKEN["node"])
 
     assert agents.run(rig, "one-slice-changed", by=successor).reason is Reason.API_UNAVAILABLE
     assert rig.gpus == changed
@@ -222,9 +222,9 @@ def test_a_record_that_the_host_could_not_save_is_saved_later() -> None:
     rig = nodes.node(layout="one-slice-changed")
     agent = agents.new_agent(rig)
     rig.host_copy_file.text = None
-    rig.fail_always["host_copy_file.save"] = errors.ConfigError("the disk is full")
+    rig.failures.add("host_copy_file.save", errors.ConfigError("the disk is full"))
     agents.run(rig, "one-slice-changed", by=agent)
-    rig.fail_always.clear()
+    rig.failures.clear()
 
     agents.run(rig, "one-slice-changed", by=agent)
 
@@ -236,13 +236,13 @@ def test_a_record_that_the_host_could_not_save_is_saved_later() -> None:
 )
 def test_outdated_copy_of_the_journal_undoes_nothing(reason: Reason, later: str) -> None:
     rig = nodes.node(layout="all-balanced")
-    rig.driver.step_error = strikes.refuse(steps.CreateGpuInstance, times=1, reason=reason)
-    copies = strikes.note(rig, lambda: rig.host_copy_file.text or "")
+    rig.failures.add(steps.CreateGpuInstance, errors.HardwareError("no", reason=reason), times=1)
+    copies = rig.note(lambda: rig.host_copy_file.text or "")
     agents.run(rig, "one-slice-changed")
     if later:
-        rig.fail_always["gpus.observe"] = strikes.BROKEN["gpus"]
+        rig.failures.add("gpus.observe", strikes.BROKEN["gpus"])
         agents.run(rig, later)
-        rig.fail_always.clear()
+        rig.failures.clear()
     # The disk was full at the end of the run.
     rig.host_copy_file.text = max(copies, key=len)
     rig.gpus = gpu_values.without_instances(rig.gpus, 0)
@@ -255,10 +255,10 @@ def test_outdated_copy_of_the_journal_undoes_nothing(reason: Reason, later: str)
 
 def test_node_that_registers_again_between_attempts_gets_its_services_back() -> None:
     rig = nodes.hosted_node()
-    rig.fail_always["services.start"] = strikes.BROKEN["services"]
+    rig.failures.add("services.start", strikes.BROKEN["services"])
     agent = agents.new_agent(rig)
     assert agents.run(rig, "one-slice-changed", by=agent).should_retry
-    rig.fail_always.clear()
+    rig.failures.clear()
     agent_loop.register_again(rig)
 
     agent.forget_node()
@@ -304,12 +304,12 @@ def test_services_start_after_the_rollback_of_a_resumed_run() -> None:
     calls = undisturbed.log[: undisturbed.log.index("gpus.execute")]
     last = max(at for at, call in enumerate(calls) if call == "workloads.list")
     rig = node_after_kill()
-    rig.fail_once(last, strikes.broken("workloads.list"))
+    rig.failures.add(last, strikes.broken("workloads.list"))
 
     def occupy() -> None:
         rig.driver.clients = "nvsm (pid 7)" if rig.host.services["nvsm.service"] else ""
 
-    rig.on_call = occupy
+    rig.callbacks.add(moments.Call, occupy)
     outcome = agents.resume(rig, "one-slice-changed")
 
     assert outcome.reason is not Reason.APPLIED
@@ -330,10 +330,10 @@ def test_failed_read_does_not_keep_a_stopping_agent_from_reopening() -> None:
     rig.node_object.annotations[well_known.JOURNAL_ANNOTATION] = journal.to_json()
     agent.recover("one-slice-changed")
     agent.mark_outdated()
-    rig.fail_always = {"node.read": strikes.BROKEN["node"]}
+    rig.failures.add("node.read", strikes.BROKEN["node"])
     with pytest.raises(errors.ClusterError):
         agent.recover("one-slice-changed")
-    rig.fail_always = {}
+    rig.failures.clear()
 
     agent.stop()
 
@@ -359,11 +359,10 @@ def test_an_agent_that_stops_before_a_retry_restores_node_and_host(lost: str) ->
     agent = agents.new_agent(rig)
 
     def fail() -> None:
-        if rig.log[-1] == "gpus.execute":
-            rig.host.broken_services = {"dcgm.service"} if lost == "service" else set()
-            rig.hooks.broken = {"exit"} if lost == "hook" else set()
+        rig.host.broken_services = {"dcgm.service"} if lost == "service" else set()
+        rig.hooks.broken = {"exit"} if lost == "hook" else set()
 
-    with strikes.on_calls(rig, fail):
+    with rig.callbacks.adding("gpus.execute", fail):
         assert agents.run(rig, "one-slice-changed", by=agent).should_retry
 
     stop_and_restore(rig, agent)
@@ -372,12 +371,13 @@ def test_an_agent_that_stops_before_a_retry_restores_node_and_host(lost: str) ->
 def test_an_agent_stopped_after_an_unreported_run_restores_node_and_host() -> None:
     rig = nodes.add_hooks(nodes.hosted_node())
     agent = agents.new_agent(rig)
-
-    def fail() -> None:
-        if rig.log[-1] == "node.patch" and rig.log.count("node.patch") > 1:
-            raise strikes.BROKEN["workloads"]
-
-    with strikes.on_calls(rig, fail), pytest.raises(errors.ClusterError):
+    rig.failures.add(
+        "node.patch",
+        strikes.BROKEN["workloads"],
+        when=lambda: rig.log.count("node.patch") > 1,
+    )
+    with pytest.raises(errors.ClusterError):
         agents.run(rig, "one-slice-changed", by=agent)
+    rig.failures.clear()
 
     stop_and_restore(rig, agent)

@@ -105,14 +105,14 @@ def test_use_that_returns_after_a_lost_answer_is_published_again(rig: node_rig.N
     catch_up(rig, agent)
     before = published_use(rig)
     lost = errors.ClusterError("lost", reason=reasons.Reason.API_ERROR)
-    rig.lose_answer_at = dict.fromkeys(range(len(rig.log), len(rig.log) + 20), lost)
+    rig.lost_answers.add("node.patch", lost)
     new = rig.pods.add("new", devices=frozenset({nodes.device(rig, GPU_0, "3g.20gb")}))
     use_changed(agent)
     rig.clock.wait(agent.capacity.next_in_s)
     agent.capacity.refresh()
     assert published_use(rig) != before
 
-    rig.lose_answer_at.clear()
+    rig.lost_answers.clear()
     rig.pods.remove(new)
     use_changed(agent)
     catch_up(rig, agent)
@@ -189,21 +189,21 @@ def test_failed_observation_is_retried_with_backoff(rig: node_rig.NodeRig, call:
     agent = on_demand(rig)
     catch_up(rig, agent)
     rig.pods.add("new", devices=frozenset({nodes.device(rig, GPU_0, "3g.20gb")}))
-    rig.fail_always[call] = errors.ClusterError("no", reason=reasons.Reason.API_UNAVAILABLE)
+    rig.failures.add(call, errors.ClusterError("no", reason=reasons.Reason.API_UNAVAILABLE))
 
     use_changed(agent)
 
     assert catch_up(rig, agent, most=9) == [1.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0]
     assert published_use(rig) == [[[0, 2]], [[4, 4]]]
-    rig.fail_always.clear()
+    rig.failures.clear()
     catch_up(rig, agent)
     assert published_use(rig) == [[[0, 2], [4, 4]], [[4, 4]]]
 
 
 def test_failed_observation_is_not_retried_once_the_label_is_gone(rig: node_rig.NodeRig) -> None:
     agent = on_demand(rig)
-    rig.fail_always["workloads.list"] = errors.ClusterError(
-        "no", reason=reasons.Reason.API_UNAVAILABLE
+    rig.failures.add(
+        "workloads.list", errors.ClusterError("no", reason=reasons.Reason.API_UNAVAILABLE)
     )
     assert catch_up(rig, agent, most=2) == [1.0, 1.0]
 
@@ -215,7 +215,7 @@ def test_failed_observation_is_not_retried_once_the_label_is_gone(rig: node_rig.
 @pytest.mark.slow
 def test_a_bug_in_an_observation_does_not_end_the_agent(rig: node_rig.NodeRig) -> None:
     agent = on_demand(rig)
-    rig.fail_always["allocations.assigned_devices"] = KeyError("bug")
+    rig.failures.add("allocations.assigned_devices", KeyError("bug"))
 
     assert catch_up(rig, agent, most=2) == [1.0, 1.0]
 
@@ -337,12 +337,12 @@ def test_gpus_that_cannot_be_observed_are_not_shown(
         use_changed(agent)
         catch_up(rig, agent)
 
-    rig.fail_always["gpus.observe"] = errors.HardwareError("lost", reason=reasons.Reason.GPU_LOST)
+    rig.failures.add("gpus.observe", errors.HardwareError("lost", reason=reasons.Reason.GPU_LOST))
     for _ in range(2):
         check()
         assert not rig.node_object.annotations.keys() & set(keys)
 
-    del rig.fail_always["gpus.observe"]
+    rig.failures.remove("gpus.observe")
     check()
     assert rig.node_object.annotations[keys[0]] == before[keys[0]]
     assert published_use(rig) == [[[0, 2]], [[4, 4]]]
@@ -355,11 +355,11 @@ def test_gpus_and_use_are_shown_again_soon_after_a_check_that_failed_once(
     outcome = agents.run(rig, "all-balanced", by=agent)
     agent.capacity.follow(is_on_demand=True, has_changed=False)
     catch_up(rig, agent)
-    rig.fail_always["gpus.observe"] = errors.HardwareError(
-        "hung", reason=reasons.Reason.NVML_TIMEOUT
+    rig.failures.add(
+        "gpus.observe", errors.HardwareError("hung", reason=reasons.Reason.NVML_TIMEOUT)
     )
     agent.check_drift("all-balanced", outcome)
-    del rig.fail_always["gpus.observe"]
+    rig.failures.remove("gpus.observe")
     assert well_known.GPUS_ANNOTATION not in rig.node_object.annotations
 
     catch_up(rig, agent)
@@ -370,7 +370,7 @@ def test_gpus_and_use_are_shown_again_soon_after_a_check_that_failed_once(
 
 def test_a_run_that_can_observe_no_gpu_publishes_none(rig: node_rig.NodeRig) -> None:
     agent = on_demand(rig)
-    rig.fail_always["gpus.observe"] = errors.HardwareError("lost", reason=reasons.Reason.GPU_LOST)
+    rig.failures.add("gpus.observe", errors.HardwareError("lost", reason=reasons.Reason.GPU_LOST))
 
     assert agents.run(rig, "all-1g.5gb", by=agent).reason is reasons.Reason.GPU_LOST
     assert not rig.node_object.annotations.keys() & {

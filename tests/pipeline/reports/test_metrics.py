@@ -255,7 +255,7 @@ def test_each_phase_of_a_run_that_rolls_back_is_measured_once(
     agent_metrics: metrics.AgentMetrics,
 ) -> None:
     rig = nodes.node(layout="all-balanced")
-    rig.driver.step_error = strikes.refuse(steps.CreateGpuInstance, times=1)
+    rig.failures.add(steps.CreateGpuInstance, strikes.REFUSED, times=1)
 
     agents.run(rig, "one-slice-changed", by=agents.new_agent(rig, telemetry=agent_metrics))
 

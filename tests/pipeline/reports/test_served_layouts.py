@@ -242,7 +242,7 @@ def test_layouts_are_written_without_a_label_until_that_succeeds(rig: node_rig.N
 def test_a_list_that_could_not_be_published_is_published_later(rig: node_rig.NodeRig) -> None:
     undisturbed = calls_of(nodes.node(), "team-a")
     at = len(undisturbed) - undisturbed[::-1].index("node.patch") - 1
-    rig.fail_once(at, strikes.BROKEN["node"])
+    rig.failures.add(at, strikes.BROKEN["node"])
     written: list[str] = []
 
     def write(document: str) -> bool:
@@ -252,10 +252,10 @@ def test_a_list_that_could_not_be_published_is_published_later(rig: node_rig.Nod
     agent = agents.new_agent(rig, layouts=OWNERS_FILE, write_layouts=write)
     with pytest.raises(errors.ClusterError):
         agents.run(rig, "team-a", by=agent)
-    rig.fail_always["gpus.observe"] = strikes.BROKEN["gpus"]
+    rig.failures.add("gpus.observe", strikes.BROKEN["gpus"])
     agent.recover("team-a")
     assert agents.run(rig, "team-a", by=agent).reason is reasons.Reason.NVML_ERROR
-    rig.fail_always.clear()
+    rig.failures.clear()
     assert well_known.LAYOUTS_ANNOTATION not in rig.node_object.annotations
     assert not written
 

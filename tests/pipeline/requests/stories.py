@@ -31,7 +31,7 @@ class Story:
         self.on_death: Callable[[], object] = list
         self._began_at = len(rig.log)
         if death is not None:
-            rig.fail_once(self._began_at + death.at, strikes.Killed())
+            rig.failures.add(self._began_at + death.at, strikes.Killed())
 
     @property
     def calls(self) -> int:

@@ -199,7 +199,7 @@ def test_a_run_that_a_stop_ended_in_an_outage_needs_no_further_change() -> None:
     executed = undisturbed.log.index("gpus.execute")
     rig = nodes.busy_node()
     agent = agents.new_agent(rig, limits=ON)
-    rig.fail_once(undisturbed.log.index("node.patch", executed), strikes.BROKEN["node"])
+    rig.failures.add(undisturbed.log.index("node.patch", executed), strikes.BROKEN["node"])
     with pytest.raises(errors.ClusterError):
         request_custom(rig, by=agent)
     agent.stop()

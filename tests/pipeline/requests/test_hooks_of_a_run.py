@@ -17,8 +17,7 @@ def rig() -> node_rig.NodeRig:
 
 
 def test_hooks_run_at_their_points(rig: node_rig.NodeRig) -> None:
-    status_and_taint = strikes.note(
-        rig,
+    status_and_taint = rig.note(
         lambda: (rig.node_object.status_messages[-1], rig.node_object.has_reconfiguring_taint),
         when=lambda: rig.log[-1] == "hooks.run",
     )
@@ -41,7 +40,7 @@ def test_hooks_run_at_their_points(rig: node_rig.NodeRig) -> None:
 
 def test_a_mig_mode_change_passes_all_four_hook_points_in_order() -> None:
     rig = nodes.add_hooks(nodes.node())
-    executed = strikes.note(rig, lambda: len(rig.driver.executed_steps))
+    executed = rig.note(lambda: len(rig.driver.executed_steps))
 
     ends.run_to(rig, "all-1g.5gb", Reason.APPLIED)
 
@@ -108,7 +107,7 @@ def test_a_last_hook_that_fails_leaves_the_layout_and_is_tried_again(
 
 def test_failing_exit_hook_does_not_hide_the_reason_of_a_failure(rig: node_rig.NodeRig) -> None:
     rig.hooks.broken = {EXIT}
-    rig.driver.step_error = strikes.refuse(steps.CreateGpuInstance, times=1)
+    rig.failures.add(steps.CreateGpuInstance, strikes.REFUSED, times=1)
 
     ends.run_to(rig, "one-slice-changed", Reason.INSUFFICIENT_RESOURCES, "exit failed")
 
@@ -124,7 +123,7 @@ def test_a_drain_that_fails_still_comes_to_the_last_point(rig: node_rig.NodeRig)
 
 
 def test_a_request_that_ends_during_the_start_hooks_closes_no_node(rig: node_rig.NodeRig) -> None:
-    taints = strikes.note(rig, lambda: rig.node_object.has_reconfiguring_taint)
+    taints = rig.note(lambda: rig.node_object.has_reconfiguring_taint)
 
     ends.supersede(
         rig, "one-slice-changed", ends_when=lambda: rig.log[-1] == "hooks.run", is_replaced=True

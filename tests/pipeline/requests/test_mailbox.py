@@ -9,7 +9,7 @@ from mig_manager import errors
 from mig_manager.agent import intake
 from mig_manager.core.layout import custom_layouts
 from mig_manager.core.objects import well_known
-from tests.rigs.node import agents, ends, nodes
+from tests.rigs.node import agents, ends, moments, nodes
 
 
 @pytest.fixture
@@ -183,7 +183,7 @@ def test_an_agent_that_stops_in_a_run_publishes_that_it_was_interrupted() -> Non
     rig = nodes.busy_node()
     box = intake.Inbox()
     box.put_label("one-slice-changed")
-    rig.on_call = lambda: box.stop() if rig.node_object.has_reconfiguring_taint else None
+    rig.callbacks.add(moments.Call, box.stop, when=lambda: rig.node_object.has_reconfiguring_taint)
 
     with pytest.raises(errors.Superseded):
         agents.new_agent(rig).run("one-slice-changed", latest(box))

@@ -35,7 +35,7 @@ def request_to_refusal(
 ) -> None:
     """Request the layout on demand; check that nothing has happened beside the state."""
     before, pods = rig.gpus, set(rig.pods)
-    taints = strikes.note(rig, lambda: rig.node_object.has_reconfiguring_taint)
+    taints = rig.note(lambda: rig.node_object.has_reconfiguring_taint)
     started_s = rig.clock.now_s
     outcome = request_custom(rig, ON_DEMAND, **options)
     assert outcome.reason is Reason.IN_USE, outcome.message
@@ -175,7 +175,7 @@ def test_on_demand_a_pod_that_arrives_late_keeps_its_device() -> None:
         device = nodes.device(rig, 0, "2g.10gb")
 
         arrive = functools.partial(rig.pods.add, "late", devices=frozenset({device}))
-        strikes.at_call(rig, index, arrive)
+        rig.callbacks.add(index, arrive)
         outcome = request_custom(rig, ON_DEMAND)
 
         assert outcome.reason is Reason.IN_USE, (index, outcome.message)
@@ -191,7 +191,7 @@ def test_on_demand_a_process_that_starts_in_the_pause_ends_the_run() -> None:
     def start() -> None:
         rig.driver.clients = "python (pid 7)"
 
-    strikes.at_each_call(rig, "gpus.execute", start)
+    rig.callbacks.add("gpus.execute", start)
     outcome = request_custom(rig, ON_DEMAND)
     assert outcome.reason is Reason.IN_USE
     assert not outcome.should_retry
@@ -240,7 +240,7 @@ def test_on_demand_a_pod_that_gets_a_claim_late_ends_the_run() -> None:
         before = rig.gpus
         device = rig.gpus[1].gpu_instances[0].compute_instances[0].uuid or ""
 
-        strikes.at_call(rig, index, functools.partial(arrive, rig, device))
+        rig.callbacks.add(index, functools.partial(arrive, rig, device))
         outcome = request_custom(rig, requested)
 
         if "late" in rig.pods.names:
@@ -267,7 +267,7 @@ def test_on_demand_a_plugin_that_does_not_stop_is_retried() -> None:
 def test_on_demand_a_silent_kubelet_is_queried_again() -> None:
     rig = idle_node()
     before = rig.gpus
-    rig.fail_always = {"allocations.assigned_devices": strikes.BROKEN["allocations"]}
+    rig.failures.add("allocations.assigned_devices", strikes.BROKEN["allocations"])
     outcome = request_custom(rig, ON_DEMAND)
     assert outcome.reason is Reason.POD_RESOURCES_UNAVAILABLE
     assert "default/spared" in outcome.message
@@ -316,8 +316,7 @@ def test_on_demand_a_drift_is_healed_once_no_process_uses_the_instances() -> Non
 def test_a_decision_to_evict_no_pod_is_published_before_anything_else() -> None:
     """Its text does not show that, and the owner may take the label away meanwhile."""
     rig = idle_node()
-    records = strikes.note(
-        rig,
+    records = rig.note(
         lambda: rig.node_object.annotations.get(well_known.REQUEST_ANNOTATION),
         when=lambda: rig.log[-1] == "gpus.observe",
     )

@@ -11,7 +11,17 @@ from mig_manager.core import model, steps
 from mig_manager.core.objects import discovery_labels, well_known
 from mig_manager.core.records import inventory_codec, run_status
 from mig_manager.reasons import Reason
-from tests.rigs.node import agents, ends, fake_host, fakes, gpu_values, node_rig, nodes, strikes
+from tests.rigs.node import (
+    agents,
+    ends,
+    fake_host,
+    fakes,
+    gpu_values,
+    moments,
+    node_rig,
+    nodes,
+    strikes,
+)
 from tests.rigs.node.nodes import guarded_node, node_with_whole_node_drain, node_without_evictions
 
 
@@ -36,7 +46,7 @@ def test_first_layout_succeeds_with_every_device_schedulable(*, label_managed: b
 def test_devices_are_schedulable_before_kubelets_next_report(*, may_report: bool) -> None:
     rig = nodes.node()
     rig.kubelet.reports_from_s = 10.0
-    rig.fail_always |= {} if may_report else {"node.report": strikes.BROKEN["node"]}
+    rig.failures.add_all({} if may_report else {"node.report": strikes.BROKEN["node"]})
 
     ends.run_to(rig, "all-1g.5gb", Reason.APPLIED)
 
@@ -73,7 +83,7 @@ def test_a_former_strategys_label_restarts_the_plugin_once_failing_no_run() -> N
         # Its new config sets strategy none.
         rig.kubelet.schedulable = {"nvidia.com/gpu": frozenset(gpu.uuid for gpu in rig.gpus)}
 
-    rig.clock.on_wait.append(serve_whole_gpus)
+    rig.callbacks.add(moments.Wait, serve_whole_gpus)
     serve_whole_gpus()
     agent = agents.new_agent(rig)
 
@@ -321,13 +331,13 @@ def admit_late_pod(rig: node_rig.NodeRig, *, is_kept: bool = False) -> None:
     """Admit a pod on an affected device in the first wait in which the plugin is paused."""
     doomed = frozenset({nodes.device(rig, 0, "2g.10gb")})
 
-    def bind_late_pod() -> None:
-        # A pod that is bound to the node by its author passes the scheduler and its cordon.
-        if rig.node_object.labels[well_known.PLUGIN_DEPLOY_LABEL] == well_known.PAUSED_VALUE:
-            rig.clock.on_wait.remove(bind_late_pod)
-            rig.pods.add("late", devices=doomed, is_kept=is_kept)
-
-    rig.clock.on_wait.append(bind_late_pod)
+    # A pod that is bound to the node by its author passes the scheduler and its cordon.
+    rig.callbacks.add(
+        moments.Wait,
+        lambda: rig.pods.add("late", devices=doomed, is_kept=is_kept),
+        when=lambda: rig.node_object.is_plugin_paused,
+        times=1,
+    )
 
 
 def test_kept_pod_admitted_before_the_plugin_stops_ends_the_run() -> None:
@@ -357,10 +367,11 @@ def test_pod_admitted_before_the_plugin_stops_is_evicted_too() -> None:
 def test_the_node_is_tainted_and_never_cordoned_before_any_pod_is_evicted() -> None:
     rig = nodes.busy_node()
     closed: list[tuple[bool, bool]] = []
-    rig.clock.on_wait.append(
+    rig.callbacks.add(
+        moments.Wait,
         lambda: closed.append(
             (rig.node_object.has_reconfiguring_taint, rig.node_object.is_unschedulable)
-        )
+        ),
     )
 
     agents.run(rig, "one-slice-changed")

@@ -17,11 +17,11 @@ from tests.rigs.node import (
     cluster_parts,
     ends,
     gpu_values,
+    moments,
     node_rig,
     nodes,
     parts,
     samples,
-    strikes,
 )
 
 Make = Callable[[], node_rig.NodeRig]
@@ -37,6 +37,12 @@ def with_fields(make: Make = nodes.busy_node, **fields: Any) -> Make:
         return rig
 
     return make_changed
+
+
+def with_unknown_services() -> node_rig.NodeRig:
+    rig = nodes.hosted_node()
+    rig.failures.add("services.running", NO_BUS)
+    return rig
 
 
 def with_strategy_single(*, by_label: bool = True) -> node_rig.NodeRig:
@@ -155,7 +161,7 @@ CASES: dict[str, tuple[Make, dict[str, Any], Reason, tuple[str, ...]]] = {
         ("hooks.yaml:6:32: program config",),
     ),
     "init system": (
-        with_fields(nodes.hosted_node, fail_always={"services.running": NO_BUS}),
+        with_unknown_services,
         {},
         Reason.HOST_SERVICE_FAILED,
         ("no bus",),
@@ -280,10 +286,11 @@ def test_an_outdated_strategy_label_ends_no_run_after_its_drain() -> None:
     rig.pods.add("former", labels=samples.PLUGIN_LABELS, **samples.OF_PLUGIN, phase="Failed")
     rig.node_object.labels[discovery_labels.STRATEGY] = "single"
     devices = frozenset({nodes.device(rig, 0, "2g.10gb")})
-    strikes.act_once(
-        rig,
-        lambda: rig.node_object.labels[well_known.PLUGIN_DEPLOY_LABEL] == well_known.PAUSED_VALUE,
+    rig.callbacks.add(
+        moments.Call,
         lambda: rig.pods.add("late", devices=devices),
+        when=lambda: rig.node_object.is_plugin_paused,
+        times=1,
     )
 
     ends.run_to(rig, "one-slice-changed", Reason.APPLIED)

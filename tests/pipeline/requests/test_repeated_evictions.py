@@ -9,19 +9,17 @@ import pytest
 from mig_manager import errors
 from mig_manager.core import steps
 from mig_manager.reasons import Reason
-from tests.rigs.node import agents, ends, fake_cluster, node_rig, nodes, strikes
+from tests.rigs.node import agents, ends, node_rig, nodes, strikes
 
 
 @contextlib.contextmanager
 def broken_change(rig: node_rig.NodeRig) -> Iterator[None]:
     """Let the driver refuse the change, and not the rollback."""
-
-    def refuse(step: steps.Step) -> Exception | None:
-        is_new = isinstance(step, steps.CreateGpuInstance) and str(step.profile) == "1g.5gb"
-        error = errors.HardwareError("the driver refuses", reason=Reason.VERIFY_FAILED)
-        return error if is_new else None
-
-    with strikes.on_steps(rig, refuse):
+    with rig.failures.adding(
+        steps.CreateGpuInstance,
+        errors.HardwareError("the driver refuses", reason=Reason.VERIFY_FAILED),
+        when=lambda: str(rig.driver.next_step.profile) == "1g.5gb",
+    ):
         yield
 
 
@@ -115,9 +113,11 @@ def test_an_eviction_counts_though_its_answer_is_lost_or_the_agent_killed(
     device = nodes.device(rig, 0, "2g.10gb")
     with broken_change(rig):
         for _ in range(5):
-            workloads = fake_cluster.UnansweredWorkloads(rig, error)
-            agent = agents.start(rig, "one-slice-changed", workloads=workloads)
-            with contextlib.suppress(strikes.Killed):
+            agent = agents.start(rig, "one-slice-changed")
+            with (
+                contextlib.suppress(strikes.Killed),
+                rig.lost_answers.adding("workloads.evict", error),
+            ):
                 agents.run(rig, "one-slice-changed", by=agent)
             if rig.node_object.has_reconfiguring_taint:
                 agents.resume(rig, "one-slice-changed")

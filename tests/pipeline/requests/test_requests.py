@@ -41,9 +41,9 @@ def passing_failure_after_a_reboot(death: Death | None) -> Story:
     story = active(death)
     story.rig.restart_machine()
     nodes.add_pod_on_foreign_instances(story.rig)
-    story.rig.fail_always["gpus.observe"] = strikes.NO_DRIVER
+    story.rig.failures.add("gpus.observe", strikes.NO_DRIVER)
     story.run_agent()
-    story.rig.fail_always.clear()
+    story.rig.failures.remove("gpus.observe")
     story.run_agent()
     assert_no_pod_was_evicted(story, "foreign", Reason.DRIFTED)
     return story

@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 
-from mig_manager import reasons
+from mig_manager import errors, reasons
 from mig_manager.core import model, steps
 from mig_manager.core.objects import well_known
 from mig_manager.core.records import run_status
 from mig_manager.core.settings import node_settings
 from mig_manager.reasons import Reason
-from tests.rigs.node import agents, gpu_values, node_rig, nodes, strikes
+from tests.rigs.node import agents, gpu_values, moments, node_rig, nodes, strikes
 
 FILE = """
 version: v1
@@ -155,14 +155,9 @@ def test_a_deleted_plugin_is_awaited_until_it_is_back_or_removed(
     then: str, attempts: int, end: str
 ) -> None:
     rig = nodes.node(layout="all-balanced", label_managed=False)
-    refused = strikes.refuse(steps.CreateGpuInstance, times=1)
-
-    def refuse(step: steps.Step) -> Exception | None:
-        # Its DaemonSet makes no new pod yet.
-        rig.plugin.is_label_managed = True
-        return refused(step)
-
-    rig.driver.step_error = refuse
+    # Its DaemonSet makes no new pod yet.
+    rig.callbacks.add(steps.Step, lambda: setattr(rig.plugin, "is_label_managed", True))
+    rig.failures.add(steps.CreateGpuInstance, strikes.REFUSED, times=1)
     assert agents.run(rig, "one-slice-changed").reason is Reason.INSUFFICIENT_RESOURCES
     assert not rig.pods.plugins
     for _ in range(attempts):
@@ -170,8 +165,9 @@ def test_a_deleted_plugin_is_awaited_until_it_is_back_or_removed(
         assert f"{well_known.PLUGIN_DEPLOY_LABEL}=false" in rig.node_object.status["message"]
         # Kubelet forgets a stopped plugin after five minutes.
         rig.kubelet.schedulable = {}
+    rig.callbacks.clear()
     if end == "is back":
-        rig.clock.on_wait.append(lambda: setattr(rig.plugin, "is_label_managed", False))
+        rig.callbacks.add(moments.Wait, lambda: setattr(rig.plugin, "is_label_managed", False))
     else:
         rig.node_object.labels[well_known.PLUGIN_DEPLOY_LABEL] = "false"
 
@@ -187,9 +183,8 @@ def refuse_eviction(rig: node_rig.NodeRig) -> None:
 
 
 def refuse_instance(rig: node_rig.NodeRig) -> None:
-    rig.driver.step_error = strikes.refuse(
-        steps.CreateGpuInstance, times=1, reason=Reason.NOT_SUPPORTED
-    )
+    unsupported = errors.HardwareError("no", reason=Reason.NOT_SUPPORTED)
+    rig.failures.add(steps.CreateGpuInstance, unsupported, times=1)
 
 
 @pytest.mark.parametrize("refuse", [refuse_eviction, refuse_instance])

@@ -10,7 +10,7 @@ from mig_manager.core import steps
 from mig_manager.core.fleet import slots
 from mig_manager.core.objects import well_known
 from mig_manager.reasons import Reason
-from tests.rigs.node import agents, ends, fakes, node_rig, nodes, parts, strikes
+from tests.rigs.node import agents, ends, fakes, moments, node_rig, nodes, parts, strikes
 
 USED_BY_B = slots.Denial(limit=1, changing=("b",))
 
@@ -65,9 +65,7 @@ def test_a_slot_is_taken_for_gpus_observed_under_the_lock(
     rig: node_rig.NodeRig, refusals: int
 ) -> None:
     lock = fakes.FakeLock(refusals=refusals)
-    is_locked = strikes.note(
-        rig, lambda: lock.is_locked, when=lambda: rig.log[-1] == "gpus.observe"
-    )
+    is_locked = rig.note(lambda: lock.is_locked, when=lambda: rig.log[-1] == "gpus.observe")
 
     ends.run_to(rig, "one-slice-changed", Reason.APPLIED, by=agents.new_agent(rig, lock=lock))
 
@@ -87,8 +85,7 @@ def test_a_node_that_waits_for_a_slot_names_the_owners_and_is_not_touched(
     rig: node_rig.NodeRig,
 ) -> None:
     rig.slots.denials = [USED_BY_B] * 3
-    statuses: list[dict[str, object]] = []
-    rig.clock.on_wait.append(lambda: statuses.append(rig.node_object.status))
+    statuses = rig.note(lambda: rig.node_object.status, at=moments.Wait)
 
     ends.run_to(rig, "one-slice-changed", Reason.APPLIED)
 
@@ -162,7 +159,7 @@ def test_the_slot_is_released_with_the_nodes_marks_whichever_call_fails(
     for index, call in enumerate(rig.log):
         rig = nodes.limited_node()
         agent = agents.new_agent(rig)
-        rig.fail_once(index, strikes.broken(call))
+        rig.failures.add(index, strikes.broken(call))
         try:
             agents.run(rig, "one-slice-changed", by=agent)
         except errors.ClusterError:
@@ -185,8 +182,7 @@ def test_the_slot_is_released_with_the_nodes_marks_whichever_call_fails(
 def disrupting_calls() -> list[int]:
     """Return the calls after the first mark on the node, up to that of the last."""
     rig = nodes.busy_node()
-    marked = strikes.note(
-        rig,
+    marked = rig.note(
         lambda: len(rig.log) - 1,
         when=lambda: well_known.JOURNAL_ANNOTATION in rig.node_object.annotations,
     )

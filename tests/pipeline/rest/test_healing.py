@@ -10,7 +10,7 @@ from mig_manager.core.objects import well_known
 from mig_manager.core.records import run_status
 from mig_manager.reasons import Reason
 from tests.pipeline.drifts import tamper
-from tests.rigs.node import agents, ends, gpu_values, node_rig, nodes, strikes
+from tests.rigs.node import agents, ends, gpu_values, moments, node_rig, nodes, strikes
 
 
 def test_on_request_a_drift_is_healed() -> None:
@@ -61,8 +61,11 @@ def test_healing_refuses_a_pod_that_gets_a_device_after_the_plan() -> None:
     uid = rig.pods.uid_of("foreign")
     late = rig.pods.pop(uid)
 
-    strikes.act_once(
-        rig, lambda: rig.node_object.has_reconfiguring_taint, lambda: rig.pods.update({uid: late})
+    rig.callbacks.add(
+        moments.Call,
+        lambda: rig.pods.update({uid: late}),
+        when=lambda: rig.node_object.has_reconfiguring_taint,
+        times=1,
     )
     ends.run_to(rig, "all-balanced", Reason.DRIFTED, "default/foreign", by=agent, is_heal=True)
 
@@ -85,9 +88,9 @@ def test_an_extra_client_does_not_block_the_healing_of_drift() -> None:
 def test_no_pod_is_evicted_for_a_drift_that_could_not_be_healed_before() -> None:
     rig, agent, _ = nodes.at_rest("all-balanced", heals_drift=True)
     nodes.add_pod_on_foreign_instances(rig)
-    rig.fail_always = {"gpus.observe": errors.HardwareError("no", reason=Reason.NO_PERMISSION)}
+    rig.failures.add("gpus.observe", errors.HardwareError("no", reason=Reason.NO_PERMISSION))
     agents.run(rig, "all-balanced", by=agent, is_heal=True)
-    rig.fail_always = {}
+    rig.failures.clear()
 
     # As the loop does when the hardware has changed since a failure for good.
     ends.run_to(rig, "all-balanced", Reason.DRIFTED, by=agent)
@@ -108,7 +111,7 @@ def test_restarted_agent_evicts_no_pod_for_an_applied_layout() -> None:
 
 
 @pytest.mark.parametrize(
-    "fail_always",
+    "failures",
     [
         {"gpus.observe": strikes.NO_DRIVER},
         {"node.patch": errors.ClusterError("503", reason=Reason.API_UNAVAILABLE)},
@@ -116,15 +119,16 @@ def test_restarted_agent_evicts_no_pod_for_an_applied_layout() -> None:
     ids=["driver", "API"],
 )
 def test_a_retry_after_a_failure_at_the_start_evicts_no_pod(
-    fail_always: dict[str, Exception],
+    failures: dict[str, Exception],
 ) -> None:
     rig, restarted = restarted_beside_foreign_pod()
-    rig.fail_always = {"gpus.observe": strikes.NO_DRIVER}
+    rig.failures.add("gpus.observe", strikes.NO_DRIVER)
     assert agents.run(rig, "all-balanced", by=restarted).should_retry
-    rig.fail_always = fail_always
+    rig.failures.clear()
+    rig.failures.add_all(failures)
     with contextlib.suppress(errors.ClusterError):
         agents.run(rig, "all-balanced", by=restarted, attempt=2)
-    rig.fail_always = {}
+    rig.failures.clear()
     # As the agent's loop does after an API that did not answer.
     restarted.recover("all-balanced")
 

@@ -40,8 +40,8 @@ def missing_gpu(rig: node_rig.NodeRig) -> Callable[[], None]:
 
 
 def no_permission(rig: node_rig.NodeRig) -> Callable[[], None]:
-    rig.fail_always = {"gpus.observe": errors.HardwareError("no", reason=Reason.NO_PERMISSION)}
-    return rig.fail_always.clear
+    rig.failures.add("gpus.observe", errors.HardwareError("no", reason=Reason.NO_PERMISSION))
+    return rig.failures.clear
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,7 @@ def test_the_applied_label_is_removed_if_a_gpu_returns_without_the_layout(
 
 def test_gpus_unreachable_for_a_while_do_not_count_as_drift() -> None:
     rig, agent, outcome = nodes.at_rest("all-balanced")
-    rig.fail_next(strikes.NO_DRIVER)
+    rig.failures.add("gpus.observe", strikes.NO_DRIVER, times=1)
 
     assert agent.check_drift("all-balanced", outcome) is drift.Action.REST
 
@@ -67,8 +67,8 @@ def test_gpus_that_cannot_be_observed_for_long_make_readiness_unknown(
 ) -> None:
     rig, agent, outcome = nodes.at_rest("all-balanced")
     labels = dict(rig.node_object.labels)
+    rig.failures.add("gpus.observe", errors.HardwareError("gone", reason=reason))
     for number in range(1, first + 3):
-        rig.fail_always = {"gpus.observe": errors.HardwareError("gone", reason=reason)}
         assert agent.check_drift("all-balanced", outcome) is drift.Action.REST
         assert readiness_of(rig) == (
             ("True", "LayoutVerified") if number < first else ("Unknown", reason.value)
@@ -77,7 +77,7 @@ def test_gpus_that_cannot_be_observed_for_long_make_readiness_unknown(
     assert rig.node_object.events == [reason.value]
     assert (rig.node_object.labels, rig.node_object.states) == (labels, [])
 
-    rig.fail_always = {}
+    rig.failures.clear()
     for _ in range(2):
         assert agent.check_drift("all-balanced", outcome) is drift.Action.REST
     assert readiness_of(rig) == ("True", "LayoutVerified")
@@ -87,7 +87,7 @@ def test_gpus_that_cannot_be_observed_for_long_make_readiness_unknown(
 
 def test_no_driver_is_awaited_once_the_label_is_removed() -> None:
     rig, agent, outcome = nodes.at_rest("all-balanced")
-    rig.fail_always = {"gpus.observe": strikes.NO_DRIVER}
+    rig.failures.add("gpus.observe", strikes.NO_DRIVER)
     agent.check_drift("all-balanced", outcome)
     assert agent.awaits_driver(outcome)
 
@@ -99,10 +99,10 @@ def test_no_driver_is_awaited_once_the_label_is_removed() -> None:
 def test_a_drift_found_after_the_driver_was_away_is_published() -> None:
     rig, agent, outcome = nodes.at_rest("all-balanced")
     tamper(rig)
-    rig.fail_always = {"gpus.observe": strikes.NO_DRIVER}
+    rig.failures.add("gpus.observe", strikes.NO_DRIVER)
     for _ in range(3):
         agent.check_drift("all-balanced", outcome)
-    rig.fail_always = {}
+    rig.failures.clear()
 
     agent.check_drift("all-balanced", outcome)
 
@@ -115,9 +115,9 @@ def node_after_reload(
 ) -> tuple[node_rig.NodeRig, agents.AgentInMemory, outcomes.Outcome]:
     """Return a node at rest whose driver was reloaded, which took the layout."""
     rig, agent, outcome = nodes.at_rest("all-balanced")
-    rig.fail_always = {"gpus.observe": strikes.NO_DRIVER}
+    rig.failures.add("gpus.observe", strikes.NO_DRIVER)
     agent.check_drift("all-balanced", outcome)
-    rig.fail_always = {}
+    rig.failures.clear()
     rig.gpus = tuple(
         dataclasses.replace(gpu, current_mode=mode, pending_mode=mode, gpu_instances=())
         for gpu in rig.gpus
@@ -174,7 +174,7 @@ def test_a_layout_that_a_reload_took_is_not_restored_under_a_pod() -> None:
 def test_instances_that_a_person_removed_are_not_restored(driver: str) -> None:
     rig, agent, outcome = nodes.at_rest("all-balanced")
     if driver != "stayed":
-        rig.fail_next(strikes.NO_DRIVER)
+        rig.failures.add("gpus.observe", strikes.NO_DRIVER, times=1)
         for _ in range(2):
             agent.check_drift("all-balanced", outcome)
     rig.gpus = gpu_values.without_instances(rig.gpus, 0, 1)
@@ -190,7 +190,7 @@ def test_instances_that_a_person_removed_are_not_restored(driver: str) -> None:
 def test_single_failed_checks_between_good_ones_do_not_add_up() -> None:
     rig, agent, outcome = nodes.at_rest("all-balanced")
     for _ in range(4):
-        rig.fail_next(strikes.NO_DRIVER)
+        rig.failures.add("gpus.observe", strikes.NO_DRIVER, times=1)
         agent.check_drift("all-balanced", outcome)
         agent.check_drift("all-balanced", outcome)
     assert readiness_of(rig) == ("True", "LayoutVerified")

@@ -6,7 +6,7 @@ from mig_manager.agent import drift
 from mig_manager.core.objects import well_known
 from mig_manager.reasons import Reason
 from tests.pipeline.drifts import tamper
-from tests.rigs.node import agents, ends, fakes, nodes, strikes
+from tests.rigs.node import agents, ends, fakes, nodes
 
 
 def test_a_run_waits_until_another_manager_releases_the_lock() -> None:
@@ -44,8 +44,8 @@ def test_a_newer_request_need_not_wait_for_another_manager() -> None:
 
 def test_the_layout_for_the_next_boot_is_saved_only_under_the_lock() -> None:
     rig, other = nodes.node(), fakes.FakeLock()
-    saves = strikes.note(
-        rig, lambda: other.is_locked, when=lambda: rig.log[-1] == "verified_layout_file.save"
+    saves = rig.note(
+        lambda: other.is_locked, when=lambda: rig.log[-1] == "verified_layout_file.save"
     )
     rig.resets.are_available = False
     agent = agents.new_agent(rig, lock=other)

@@ -29,9 +29,7 @@ def is_ready(rig: node_rig.NodeRig) -> bool | None:
 
 def test_node_is_not_ready_until_its_layout_is_verified() -> None:
     rig = new_node()
-    entries = strikes.note(
-        rig, lambda: (rig.log[-1], is_ready(rig), STARTUP in rig.node_object.taints)
-    )
+    entries = rig.note(lambda: (rig.log[-1], is_ready(rig), STARTUP in rig.node_object.taints))
 
     ends.run_to(rig, "all-balanced", reasons.Reason.APPLIED)
 
@@ -110,13 +108,13 @@ def test_a_node_without_a_request_is_ready_and_loses_its_startup_taint() -> None
 def test_change_that_cannot_be_undone_keeps_the_node_unready() -> None:
     rig = new_node("all-balanced")
     strikes.kill_before(rig, steps.DestroyComputeInstance, "all-1g.5gb", number=2)
-    rig.fail_always["gpus.execute"] = errors.HardwareError("no", reason=reasons.Reason.NVML_ERROR)
+    rig.failures.add("gpus.execute", errors.HardwareError("no", reason=reasons.Reason.NVML_ERROR))
 
     assert agents.undo(rig)
 
     assert (is_ready(rig), STARTUP in rig.node_object.taints) == (False, True)
 
-    rig.fail_always.clear()
+    rig.failures.clear()
     assert not agents.undo(rig)
     assert (is_ready(rig), STARTUP in rig.node_object.taints) == (True, False)
 

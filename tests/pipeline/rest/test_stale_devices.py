@@ -6,7 +6,6 @@ from typing import Self
 
 import pytest
 
-from mig_manager import errors
 from mig_manager.agent import drift
 from mig_manager.core import model
 from mig_manager.core.fleet import slots
@@ -22,6 +21,7 @@ from tests.rigs.node import (
     ends,
     fake_cluster,
     gpu_values,
+    moments,
     node_rig,
     nodes,
     parts,
@@ -123,14 +123,10 @@ def test_a_gpu_with_mig_enabled_is_a_device_only_without_a_strategy(
 def test_devices_that_could_not_be_withdrawn_are_withdrawn_later(why: str, refused: str) -> None:
     node = UnservedNode.of(why)
     tamper(node.rig)
-    node.rig.fail_always[refused] = (
-        errors.KubeletError("no socket")
-        if refused.startswith("allocations")
-        else strikes.BROKEN["workloads"]
-    )
+    node.rig.failures.add(refused, strikes.broken(refused))
     node.check()
     assert node.rig.node_object.events == []
-    node.rig.fail_always.clear()
+    node.rig.failures.clear()
 
     node.check()
 
@@ -239,9 +235,9 @@ def test_each_drift_restarts_the_plugin_also_after_a_refused_deletion() -> None:
     rig, agent, outcome = nodes.at_rest("all-balanced")
     for refusal in ({}, {"workloads.delete": strikes.BROKEN["workloads"]}):
         tamper(rig)
-        rig.fail_always.update(refusal)
+        rig.failures.add_all(refusal)
         assert agent.check_drift("all-balanced", outcome) is drift.Action.REST
-        rig.fail_always.clear()
+        rig.failures.clear()
         assert agent.check_drift("all-balanced", outcome) is drift.Action.REST
         rig.clock.wait(1)
         assert rig.kubelet.schedulable == rig.plugin_devices
@@ -333,8 +329,11 @@ def test_a_node_whose_run_waits_offers_no_device_that_is_gone() -> None:
     agent = agents.new_agent(rig)
     first, second = rig.gpus
     tampered = dataclasses.replace(second, gpu_instances=second.gpu_instances[:-1])
-    strikes.act_once(
-        rig, lambda: rig.clock.now_s > 5, lambda: setattr(rig, "gpus", (first, tampered))
+    rig.callbacks.add(
+        moments.Call,
+        lambda: setattr(rig, "gpus", (first, tampered)),
+        when=lambda: rig.clock.now_s > 5,
+        times=1,
     )
 
     for attempt in (1, 2):
@@ -358,7 +357,7 @@ def test_a_node_that_waits_for_a_slot_offers_no_device_that_is_gone() -> None:
             schedulable.append(rig.kubelet.schedulable == rig.plugin_devices)
 
     tamper(rig)
-    rig.clock.on_wait.append(compare)
+    rig.callbacks.add(moments.Wait, compare)
     ends.run_to(rig, "one-slice-changed", Reason.APPLIED)
 
     assert schedulable[0]
@@ -372,7 +371,7 @@ def test_a_plugin_that_keeps_a_device_is_restarted_once_for_a_request() -> None:
     rig.slots = parts.Slots(are_limited=True, denials=denials)
     served, (first, second) = rig.kubelet.schedulable, rig.gpus
     rig.gpus = (first, dataclasses.replace(second, gpu_instances=second.gpu_instances[:-1]))
-    rig.clock.on_wait.append(lambda: setattr(rig.kubelet, "schedulable", served))
+    rig.callbacks.add(moments.Wait, lambda: setattr(rig.kubelet, "schedulable", served))
     agent = agents.new_agent(rig)
 
     # The first attempt waits for a slot, and both fail after it.
@@ -387,14 +386,11 @@ def test_an_unreadable_node_loses_no_outcome_and_ends_no_wait_for_a_slot() -> No
     rig = nodes.busy_node()
     rig.disruptions.refusals["affected"] = "budget"
 
-    def fail_reads() -> None:
+    def is_unreadable() -> bool:
         is_published = rig.node_object.labels.get(well_known.STATE_LABEL) == "failed"
-        if is_published or 290 < rig.clock.now_s < 320:
-            rig.fail_always["node.read"] = strikes.BROKEN["node"]
-        else:
-            rig.fail_always.pop("node.read", None)
+        return is_published or 290 < rig.clock.now_s < 320
 
-    rig.on_call = fail_reads
+    rig.failures.add("node.read", strikes.BROKEN["node"], when=is_unreadable)
     assert agents.run(rig, "one-slice-changed").reason is Reason.DRAIN_TIMEOUT
 
     rig.disruptions.refusals.clear()

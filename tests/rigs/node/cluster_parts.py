@@ -41,6 +41,10 @@ class NodeObject:
         return status
 
     @property
+    def is_plugin_paused(self) -> bool:
+        return self.labels.get(well_known.PLUGIN_DEPLOY_LABEL) == well_known.PAUSED_VALUE
+
+    @property
     def published_gpus(self) -> model.ObservedGpus:
         return inventory_codec.from_json(self.annotations[well_known.GPUS_ANNOTATION])
 

@@ -41,7 +41,7 @@ class FakeNode(FakePort):
 
     def latest(self, *, is_at_rest: bool = False) -> node_object.NodeView:
         # As over HTTP with a watch that was silent for long. While reads fail, none runs.
-        is_watched = "node.read" not in self._rig.fail_always
+        is_watched = "node.read" not in self._rig.failures
         return self._view() if is_at_rest and is_watched else self.read()
 
     def _view(self) -> node_object.NodeView:
@@ -130,9 +130,7 @@ class FakeNode(FakePort):
         if state and (not rig.node_object.states or rig.node_object.states[-1] != state):
             rig.node_object.states.append(state)
         rig.stop_daemons()
-        lost = rig.lose_answer_at.get(len(rig.log) - 1)
-        if lost is not None:
-            raise lost
+        rig.record_answer()
         return self._view()
 
     @property
@@ -202,6 +200,7 @@ class FakeWorkloads(FakePort):
         verdict = self._verdict(pod)
         if verdict.answer is evictions.Eviction.ACCEPTED:
             self._rig.pods.terminate(pod.uid)
+            self._rig.record_answer()
         return verdict
 
     def can_evict(self, pod: pod_object.Pod) -> evictions.EvictionResponse:
@@ -243,24 +242,7 @@ class FakeWorkloads(FakePort):
         self._rig.record_call("workloads.delete")
         if pod.uid in self._rig.pods:
             self._rig.pods.terminate(pod.uid)
-
-
-class UnansweredWorkloads(FakeWorkloads):
-    """Evicts and deletes pods, but an error follows instead of the answer."""
-
-    def __init__(self, rig: node_rig.NodeRig, error: BaseException) -> None:
-        super().__init__(rig)
-        self._error = error
-
-    def evict(self, pod: pod_object.Pod) -> evictions.EvictionResponse:
-        verdict = super().evict(pod)
-        if verdict.answer is evictions.Eviction.ACCEPTED:
-            raise self._error
-        return verdict
-
-    def delete(self, pod: pod_object.Pod) -> None:
-        super().delete(pod)
-        raise self._error
+        self._rig.record_answer()
 
 
 class FakeAllocations(FakePort):

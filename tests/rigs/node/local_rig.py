@@ -2,7 +2,7 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from mig_manager import errors, reasons
@@ -18,6 +18,7 @@ from tests.rigs.node import (
     fakes,
     gpu_values,
     kept_file,
+    moments,
     node_rig,
     strikes,
 )
@@ -41,6 +42,9 @@ LAYOUTS_TEXT = layout_table.render(
 )
 LAYOUTS = config.parse(LAYOUTS_TEXT, source="layouts.yaml")
 
+IN_USE = errors.HardwareError("in use", reason=reasons.Reason.IN_USE)
+"""What the driver answers to a step that it refuses."""
+
 
 class LocalRig(node_rig.NodeRig):
     """A node whose process can be killed at any step, with its lock, journal and messages."""
@@ -60,10 +64,6 @@ class LocalRig(node_rig.NodeRig):
         self.guard: local.SignalsDeferred = lambda: contextlib.nullcontext(tuple)
         self.notes: list[str] = []
         self.steps = 0
-        self.refuses_step: Callable[[steps.Step], bool] = lambda _step: False
-        self.on_step: Callable[[steps.Step], object] = lambda _step: None
-        self._kills_before: Callable[[steps.Step], bool] = lambda _step: False
-        self.driver.step_error = self._take
         if start != "off":
             self.set_up(start)
 
@@ -81,32 +81,19 @@ class LocalRig(node_rig.NodeRig):
         """What a rollback restores."""
         return list(gpu_values.geometry(self.gpus).values())
 
-    def _take(self, step: steps.Step) -> Exception | None:
+    def begin_step(self, step: steps.Step) -> None:
         self.steps += 1
-        if self._kills_before(step):
-            raise strikes.Killed
-        self.on_step(step)
-        is_refused = self.refuses_step(step)
-        return errors.HardwareError("in use", reason=reasons.Reason.IN_USE) if is_refused else None
+        super().begin_step(step)
 
     @contextlib.contextmanager
-    def kill_process(self, kind: strikes.StepKind, number: int = 1) -> Iterator[None]:
+    def kill_process(self, kind: moments.Moments, number: int = 1) -> Iterator[None]:
         """Kill the process before a step of a kind, counted from 1, if it comes that far."""
-        self.steps, self._kills_before = 0, strikes.nth(kind, number)
-        try:
-            with contextlib.suppress(strikes.Killed):
-                yield
-        finally:
-            self._kills_before = lambda _step: False
-
-    @contextlib.contextmanager
-    def refusing_steps(self, refuses_step: Callable[[steps.Step], bool]) -> Iterator[None]:
-        """Have the driver refuse such steps as in use, in the context only."""
-        before, self.refuses_step = self.refuses_step, refuses_step
-        try:
+        self.steps, kill = 0, strikes.Killed()
+        with (
+            contextlib.suppress(strikes.Killed),
+            self.failures.adding(kind, kill, when=strikes.nth(number)),
+        ):
             yield
-        finally:
-            self.refuses_step = before
 
     def apply(
         self,
@@ -150,7 +137,7 @@ class LocalRig(node_rig.NodeRig):
         counts = [*map(layout_table.counts, gpus[: len(listed)])]
         return counts == [*map(layout_table.counts, listed)]
 
-    def kill_apply(self, name: str, kind: strikes.StepKind, number: int = 1) -> bool:
+    def kill_apply(self, name: str, kind: moments.Moments, number: int = 1) -> bool:
         """Apply a layout and be killed before a step; return whether there was such a step."""
         with self.kill_process(kind, number):
             self.change_to(name)
@@ -216,13 +203,3 @@ mig-configs:
 
     def is_restored(self) -> bool:
         return self.geometry == self.before and self.journal.text is None
-
-
-def is_creation(step: steps.Step) -> bool:
-    return isinstance(step, steps.CreateGpuInstance)
-
-
-def first_only(is_step: Callable[[steps.Step], bool]) -> Callable[[steps.Step], bool]:
-    """Return what holds for the first such step only."""
-    remaining = [True]
-    return lambda step: bool(remaining) and is_step(step) and remaining.pop()

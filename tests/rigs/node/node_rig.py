@@ -4,17 +4,18 @@ import copy
 import dataclasses
 import functools
 import math
-import types
-from collections.abc import Callable
-from typing import Self
+from collections.abc import Callable, Iterator
+from typing import Self, TypeVar
 
-from mig_manager.core import model
+from mig_manager.core import model, steps
 from mig_manager.core.node import policies
 from mig_manager.core.node.daemons import clients
 from mig_manager.core.node.devices import claims as dra
 from mig_manager.core.objects import well_known
-from tests.rigs.node import cluster_parts, driver_rules, fakes, gpu_values, parts, samples
+from tests.rigs.node import cluster_parts, driver_rules, fakes, gpu_values, moments, parts, samples
 from tests.rigs.node.kept_file import FakeKeptFile
+
+_T = TypeVar("_T")
 
 
 @dataclasses.dataclass(slots=True)
@@ -22,7 +23,7 @@ class NodeRig:
     """The whole node: its GPUs, the parts around them, and the calls that an agent makes.
 
     ``nodes`` builds the usual ones. A test sets attributes of the node and of its parts before an
-    agent starts; and while it runs, with ``strikes`` or by a callback in ``clock.on_wait``.
+    agent starts; and while it runs, by callbacks at its ``moments``.
     """
 
     gpus: tuple[model.Gpu, ...]
@@ -55,27 +56,29 @@ class NodeRig:
     # -- the calls of ports -------------------------------------------------------------------
 
     log: list[str] = dataclasses.field(default_factory=list)
-    on_call: Callable[[], object] = lambda: None
-    fail_once_at: dict[int | str, BaseException] = dataclasses.field(default_factory=dict)
-    """Index into ``log``, or name of a port call -> the error that the call raises, once."""
-    fail_always: dict[str, Exception] = dataclasses.field(default_factory=dict)
-    """Name of a port call -> the error that each of them raises, for as long as it stands here."""
-    lose_answer_at: dict[int, Exception] = dataclasses.field(default_factory=dict)
-    """Index into ``log`` -> the error that answers this patch although it was carried out."""
+    failures: moments.Plans[BaseException] = dataclasses.field(default_factory=moments.Plans)
+    """The errors of calls and steps that fail."""
+    lost_answers: moments.Plans[BaseException] = dataclasses.field(default_factory=moments.Plans)
+    """The errors that come instead of the answers of patches, evictions and deletions of pods that
+    were carried out."""
+    callbacks: moments.Plans[Callable[[], object]] = dataclasses.field(
+        default_factory=moments.Plans
+    )
+    """What happens, or is noted, at a moment."""
 
     def __post_init__(self) -> None:
         self.pods = cluster_parts.Pods(self.kubelet, self.clock)
-        self.clock.on_wait.append(self.advance)
+        self.clock.on_wait.append(self._end_wait)
         self.verified_layout_file.on_save = functools.partial(
             self.record_call, "verified_layout_file.save"
         )
         self.host_copy_file.on_save = functools.partial(self.record_call, "host_copy_file.save")
 
     def fork(self, *immutable: object) -> Self:
-        """Return a copy that has the GPUs and other immutable values in common with this node."""
-        # A copied method acts on the copy; any other function would still act on this node.
-        assert all(isinstance(each, types.MethodType) for each in self.clock.on_wait)
-        return copy.deepcopy(self, {id(each): each for each in (self.gpus, *immutable)})
+        """Return a copy without its plans, which shares GPUs and other immutable values."""
+        plans = (self.failures, self.lost_answers, self.callbacks)
+        shared = {id(each): each for each in (self.gpus, *immutable)}
+        return copy.deepcopy(self, shared | {id(each): moments.Plans() for each in plans})
 
     # -- what happens to it -------------------------------------------------------------------
 
@@ -141,25 +144,41 @@ class NodeRig:
 
     # -- the calls of ports -------------------------------------------------------------------
 
-    def fail_once(self, call: int | str, error: BaseException) -> None:
-        """Have one call fail: the next with a name, or that with an index into ``log``."""
-        self.fail_once_at[call] = error
-
-    def fail_next(self, error: BaseException) -> None:
-        """Have the next call fail, whatever it is."""
-        self.fail_once(len(self.log), error)
-
     def record_call(self, name: str) -> None:
+        """Log a call that begins; raise its error if it fails."""
         self.log.append(name)
-        self.on_call()
-        once = self.fail_once_at
-        error = once.pop(len(self.log) - 1, None) or once.pop(name, None)
-        error = error or self.fail_always.get(name)
-        if error is not None:
-            # Of its own for each call, because the product adds to an error that it catches.
-            copied_error = type(error).__new__(type(error), *error.args)
-            vars(copied_error).update(vars(error))
-            raise copied_error
+        self._begin(moments.Call(name, len(self.log) - 1))
+
+    def record_answer(self) -> None:
+        """Raise the error that comes instead of the answer to the last call, if it is lost."""
+        _raise_first(self.lost_answers.planned_for(moments.Call(self.log[-1], len(self.log) - 1)))
+
+    def begin_step(self, step: steps.Step) -> None:
+        """Begin a step of the driver; raise its error if it fails."""
+        self.driver.next_step = step
+        self._begin(step)
+
+    def _begin(self, moment: moments.Moment) -> None:
+        for callback in self.callbacks.planned_for(moment):
+            callback()
+        _raise_first(self.failures.planned_for(moment))
+
+    def _end_wait(self) -> None:
+        self.advance()
+        for callback in self.callbacks.planned_for(moments.Wait(self.clock.now_s)):
+            callback()
+
+    def note(
+        self,
+        read: Callable[[], _T],
+        *,
+        at: moments.Moments = moments.Call,
+        when: Callable[[], bool] = lambda: True,
+    ) -> list[_T]:
+        """Return the values that are read from now on, at moments at which a condition holds."""
+        values: list[_T] = []
+        self.callbacks.add(at, lambda: values.append(read()), when=when)
+        return values
 
     def forget_past(self) -> None:
         """Clear the notes of what happened so far."""
@@ -233,3 +252,12 @@ class NodeRig:
     def _plugin_is_selected(self) -> bool:
         is_selected = self.node_object.labels.get(well_known.PLUGIN_DEPLOY_LABEL) == "true"
         return is_selected or not self.plugin.is_label_managed
+
+
+def _raise_first(planned: Iterator[BaseException]) -> None:
+    """Raise the first of some errors, if there is one."""
+    for error in planned:
+        # Of its own for each call, because the product adds to an error that it catches.
+        copied_error = type(error).__new__(type(error), *error.args)
+        vars(copied_error).update(vars(error))
+        raise copied_error

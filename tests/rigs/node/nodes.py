@@ -7,7 +7,7 @@ from mig_manager.agent import outcomes
 from mig_manager.core.node import policies
 from mig_manager.core.node.devices import claims
 from mig_manager.core.objects import well_known
-from tests.rigs.node import agents, gpu_values, node_rig, samples
+from tests.rigs.node import agents, gpu_values, moments, node_rig, samples
 
 
 def node(*, layout: str | None = None, label_managed: bool = True) -> node_rig.NodeRig:
@@ -132,10 +132,10 @@ def node_without_evictions() -> node_rig.NodeRig:
     affected = rig.pods.uid_of("affected")
 
     def finish() -> None:
-        if rig.clock.now_s > 1 and affected in rig.pods:
+        if affected in rig.pods:
             rig.pods.change(affected, phase="Succeeded")
 
-    rig.clock.on_wait.append(finish)
+    rig.callbacks.add(moments.Time(1.1), finish)
     return rig
 
 

@@ -1,7 +1,8 @@
 """How each part of the machine in memory behaves, and what it keeps for tests to look at."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from typing import Any
 
 from mig_manager import errors
 from mig_manager.core import gpu_processes, model, steps
@@ -90,7 +91,7 @@ class Driver:
     clients: str = ""  # what uses the instances that a plan destroys, and is not listed
     mode_waits: bool = False  # whether a MIG mode change waits for a reset or a reboot
     hides_profiles: bool = False  # whether it lists profiles only while MIG is on, as R535 does
-    step_error: Callable[[steps.Step], Exception | None] = lambda _step: None
+    next_step: Any = None  # the step that begins at this moment
     executed_steps: list[steps.Step] = dataclasses.field(default_factory=list)
 
 

@@ -1,146 +1,36 @@
-"""Kill an agent on a node in memory, or have calls of its ports and of the driver fail."""
+"""Strike the run of an agent on a node in memory: kill it, supersede it, or have a call fail."""
 
 import contextlib
 import itertools
-import types
 from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
 
 from mig_manager import errors, reasons
-from mig_manager.core import model, steps
+from mig_manager.core import model
 from mig_manager.core.records import run_status
-from tests.rigs.node import agents, fakes, node_rig, port_calls
-
-
-@contextlib.contextmanager
-def on_calls(rig: node_rig.NodeRig, act: Callable[[], object]) -> Iterator[None]:
-    """Act in each call of the rig's ports, in the context only."""
-    before = rig.on_call
-
-    def strike() -> None:
-        before()
-        act()
-
-    rig.on_call = strike
-    try:
-        yield
-    finally:
-        rig.on_call = before
-
-
-@contextlib.contextmanager
-def on_steps(
-    rig: node_rig.NodeRig, answer: Callable[[steps.Step], Exception | None]
-) -> Iterator[None]:
-    """Answer each step of the driver, with the error of one that fails, in the context only."""
-    before, rig.driver.step_error = rig.driver.step_error, answer
-    try:
-        yield
-    finally:
-        rig.driver.step_error = before
-
-
-_T = TypeVar("_T")
-
-
-def note(
-    rig: node_rig.NodeRig, read: Callable[[], _T], *, when: Callable[[], bool] = lambda: True
-) -> list[_T]:
-    """Read a value in each call of the rig's ports at which a condition holds; return the values.
-
-    What the rig does in its calls already, it still does.
-    """
-    values: list[_T] = []
-    before = rig.on_call
-
-    def act() -> None:
-        before()
-        if when():
-            values.append(read())
-
-    rig.on_call = act
-    return values
-
-
-def act_once(rig: node_rig.NodeRig, is_due: Callable[[], bool], act: Callable[[], object]) -> None:
-    """Act in the first call of the rig's ports at which a condition holds, and in no other."""
-    before, pending = rig.on_call, [act]
-
-    def strike() -> None:
-        before()
-        if pending and is_due():
-            pending.pop()()
-
-    rig.on_call = strike
-
-
-def at_each_call(rig: node_rig.NodeRig, name: str, act: Callable[[], object]) -> None:
-    """Act in each call of one method of the rig's ports, such as ``workloads.evict``."""
-    before = rig.on_call
-
-    def strike() -> None:
-        before()
-        if rig.log[-1] == name:
-            act()
-
-    rig.on_call = strike
-
-
-def at_time(rig: node_rig.NodeRig, when_s: float, act: Callable[[], object]) -> None:
-    """Act once, in the first wait that ends at or after a time of the rig's clock."""
-    pending = [act]
-
-    def check() -> None:
-        if pending and rig.clock.now_s >= when_s:
-            pending.pop()()
-
-    rig.clock.on_wait.append(check)
-
-
-def at_call(rig: node_rig.NodeRig, index: int, act: Callable[[], object]) -> None:
-    """Act in one call of the rig's ports, counted from 0 as in its log."""
-    act_once(rig, lambda: len(rig.log) == index + 1, act)
-
-
-def at_first_step(rig: node_rig.NodeRig, answer: Callable[[], Exception | None]) -> None:
-    """Answer the first step of the driver, with the error if it fails, and no other."""
-    before = rig.driver.step_error
-
-    def strike(_step: steps.Step) -> Exception | None:
-        rig.driver.step_error = before
-        return answer()
-
-    rig.driver.step_error = strike
-
-
-StepKind = type[steps.Step] | types.UnionType
-
-
-def nth(kind: StepKind, number: int) -> Callable[[steps.Step], bool]:
-    """Return what holds for one step of a kind only, counted from 1."""
-    numbers = itertools.count(1)
-    return lambda step: isinstance(step, kind) and next(numbers) == number
+from tests.rigs.node import agents, fakes, moments, node_rig, port_calls
 
 
 def kill_before(
     rig: node_rig.NodeRig,
-    kind: StepKind,
+    kind: moments.Moments,
     layout: str,
     *,
     number: int = 1,
     **options: Any,
 ) -> None:
     """Apply a layout with an agent that is killed before a step of a kind, counted from 1."""
-    is_due = nth(kind, number)
-
-    def kill(step: steps.Step) -> None:
-        if is_due(step):
-            raise Killed
-
-    with on_steps(rig, kill), pytest.raises(Killed):
+    rig.failures.add(kind, Killed(), when=nth(number), times=1)
+    with pytest.raises(Killed):
         agents.run(rig, layout, **options)
+
+
+def nth(number: int) -> Callable[[], bool]:
+    """Return what holds the n-th time only, counted from 1."""
+    numbers = itertools.count(1)
+    return lambda: next(numbers) == number
 
 
 def kill_when(
@@ -149,12 +39,8 @@ def kill_when(
     act: Callable[[node_rig.NodeRig], object],
 ) -> None:
     """Kill the agent that acts, in its first call at which a condition holds."""
-
-    def kill() -> None:
-        if is_due():
-            raise Killed
-
-    with on_calls(rig, kill), pytest.raises(Killed):
+    rig.failures.add(moments.Call, Killed(), when=is_due, times=1)
+    with pytest.raises(Killed):
         act(rig)
 
 
@@ -166,18 +52,21 @@ def kill_at_call(
     """Return a node whose agent was killed in its call ``index``, and the GPUs before."""
     rig = make()
     before = rig.gpus
-    rig.fail_once(index, Killed())
+    rig.failures.add(index, Killed())
     with pytest.raises(Killed):
         act(rig)
     return rig, before
 
 
-def moments(
+def indices(
     make: Callable[[], node_rig.NodeRig], act: Callable[[node_rig.NodeRig], object]
 ) -> Iterator[int]:
-    """Yield the first call of an undisturbed run, and each after a wait or a call that writes."""
+    """Yield the indices of calls at which a kill leaves nodes that differ.
+
+    These are the first call of an undisturbed run, and each after a wait or a call that writes.
+    """
     rig = make()
-    times_s = note(rig, lambda: rig.clock.now_s)
+    times_s = rig.note(lambda: rig.clock.now_s)
     act(rig)
     assert len(times_s) > 2
     for index, now_s in enumerate(times_s):
@@ -189,7 +78,7 @@ def kills(
     make: Callable[[], node_rig.NodeRig], act: Callable[[node_rig.NodeRig], object]
 ) -> Iterator[tuple[int, node_rig.NodeRig, tuple[model.Gpu, ...]]]:
     """Yield what ``kill_at_call`` returns, for each state that an undisturbed run's node has."""
-    for index in moments(make, act):
+    for index in indices(make, act):
         yield (index, *kill_at_call(make, index, act))
 
 
@@ -209,24 +98,8 @@ def supersede_at_checks(
         yield rig, agent
 
 
-def refuse(
-    step_type: StepKind,
-    *,
-    times: int,
-    reason: reasons.Reason = reasons.Reason.INSUFFICIENT_RESOURCES,
-) -> Callable[[steps.Step], Exception | None]:
-    """Return a driver that refuses the first steps of a kind."""
-    remaining = [times]
-
-    def answer(step: steps.Step) -> Exception | None:
-        if isinstance(step, step_type) and remaining[0]:
-            remaining[0] -= 1
-            return errors.HardwareError("no", reason=reason)
-        return None
-
-    return answer
-
-
+REFUSED = errors.HardwareError("no", reason=reasons.Reason.INSUFFICIENT_RESOURCES)
+"""What the driver answers to a step that it refuses."""
 BROKEN = {
     "gpus": errors.HardwareError("broken", reason=reasons.Reason.NVML_ERROR),
     "verified_layout_file": errors.ConfigError("broken"),

@@ -107,8 +107,8 @@ def test_refused_advertisement_is_retried_and_fails_no_observation(rig: Advertis
 
 
 def test_unobservable_gpus_do_not_prevent_the_start(rig: AdvertisingRig) -> None:
-    rig.machine.fail_always["gpus.observe"] = errors.HardwareError(
-        "no", reason=reasons.Reason.DRIVER_NOT_LOADED
+    rig.machine.failures.add(
+        "gpus.observe", errors.HardwareError("no", reason=reasons.Reason.DRIVER_NOT_LOADED)
     )
 
     with structlog.testing.capture_logs() as logs:

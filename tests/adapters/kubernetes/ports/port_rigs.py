@@ -109,9 +109,9 @@ class InMemory:
             "workloads": "list evict can_evict budgets covered_by delete",
             "slices": "list withdraw",
         }
-        self._rig.fail_always = {
-            f"{port}.{call}": error for port, names in calls.items() for call in names.split()
-        }
+        self._rig.failures.add_all(
+            {f"{port}.{call}": error for port, names in calls.items() for call in names.split()}
+        )
 
 
 class OnServers:
