@@ -51,6 +51,7 @@ class Reconciler:
         """Of the last check; None: there was none."""
         self.node = deps.node
         self.capacity = capacity_report.CapacityReport(self._context)
+        self._gpus = gpu_report.GpuReport(self._context, self._layouts, self.capacity)
         self._series = attempt_series.AttemptSeries(self._context, self.capacity.update_gpus)
         is_reported = limits.repair is not node_settings.RepairPolicy.OFF
         self.faults = faults.FaultReport(deps, is_on=is_reported)
@@ -147,7 +148,7 @@ class Reconciler:
                 return drift.Action.HEAL
             # Before a drift is published, with the GPUs and without their use.
             gpus = attempt.status.observed_gpus
-            is_news = gpus is not None and not gpu_report.is_published(self._context, gpus)
+            is_news = gpus is not None and not self._gpus.is_published(gpus)
             repair = repairing.NOTHING
             if not self.faults.publish_failure(observation.error, observation.message):
                 has_failed = outcome.state is run_status.State.FAILED
@@ -164,7 +165,7 @@ class Reconciler:
                 return drift.Action.RUN
         # A run publishes them itself.
         if action is drift.Action.REST and is_news:
-            gpu_report.publish_gpus(self._context, observation.gpus, self._layouts, self.capacity)
+            self._gpus.publish(observation.gpus)
         return action
 
     def _read_node_and_resume_unlisted(self) -> node_object.NodeView:
@@ -241,7 +242,7 @@ class Reconciler:
         gpus, _ = gpu_report.observe(self._context, self.faults)
         if gpus is not None:
             withdrawing.withdraw(self._context, gpus, view)
-            is_published = gpu_report.is_published(self._context, gpus)
+            is_published = self._gpus.is_published(gpus)
             self._publish_without_request(gpus, None if is_published else view)
         return drift.Action.REST
 
@@ -252,7 +253,7 @@ class Reconciler:
         self.capacity.update_gpus(gpus)
         if view is not None:
             change = self._patch_without_request(gpus, view)
-            gpu_report.publish_gpus(self._context, gpus, self._layouts, self.capacity, change)
+            self._gpus.publish(gpus, change)
         self._publish_faults(gpus, why_not=repairing.NOT_REQUESTED)
 
     def _patch_without_request(
@@ -299,5 +300,5 @@ class Reconciler:
         self._context.publisher.forget()
         # The new Node lacks the journal of earlier runs.
         self._series.mark_outdated()
-        self._layouts = layout_report.LayoutReport(self._context)
+        self._layouts.forget_node()
         self.capacity.forget_node()

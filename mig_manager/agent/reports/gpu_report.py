@@ -31,30 +31,38 @@ def observe(
         return (None if is_locked else model.NO_GPUS), error.reason.is_transient
 
 
-def is_published(context: node_context.NodeContext, gpus: model.ObservedGpus) -> bool:
-    """Return whether the node shows what was observed."""
-    shown = node_patches.of_gpus(gpus).items()
-    return all(context.publisher.written(key) == (text or "") for key, text in shown)
+class GpuReport:
+    """The GPUs as published, with their use and the layouts that fit them."""
 
+    def __init__(
+        self,
+        context: node_context.NodeContext,
+        layouts: layout_report.LayoutReport,
+        capacity: capacity_report.CapacityReport,
+    ) -> None:
+        self._publisher = context.publisher
+        self._layouts = layouts
+        self._capacity = capacity
 
-def publish_gpus(
-    context: node_context.NodeContext,
-    gpus: model.ObservedGpus,
-    layouts: layout_report.LayoutReport,
-    report: capacity_report.CapacityReport,
-    change: node_object.NodePatch = _UNCHANGED,
-) -> None:
-    """Publish the GPUs, their use and layouts: requests are planned before a label is set.
+    def is_published(self, gpus: model.ObservedGpus) -> bool:
+        """Return whether the node shows what was observed."""
+        shown = node_patches.of_gpus(gpus).items()
+        return all(self._publisher.written(key) == (text or "") for key, text in shown)
 
-    ``change`` goes in the same patch.
+    def publish(
+        self, gpus: model.ObservedGpus, change: node_object.NodePatch = _UNCHANGED
+    ) -> None:
+        """Publish the GPUs, their use and layouts: requests are planned before a label is set.
 
-    Raises:
-        ClusterError: The API refused or does not answer.
-    """
-    fitting = layouts.fitting(gpus)
-    annotations = node_patches.of_gpus(gpus) | layouts.annotations(fitting)
-    annotations |= report.observe_annotations(
-        gpus, context.publisher.written(well_known.CAPACITY_ANNOTATION)
-    )
-    context.publisher.patch(change.merge(node_object.NodePatch(annotations=annotations)))
-    layouts.write(fitting)
+        ``change`` goes in the same patch.
+
+        Raises:
+            ClusterError: The API refused or does not answer.
+        """
+        fitting = self._layouts.fitting(gpus)
+        annotations = node_patches.of_gpus(gpus) | self._layouts.annotations(fitting)
+        annotations |= self._capacity.observe_annotations(
+            gpus, self._publisher.written(well_known.CAPACITY_ANNOTATION)
+        )
+        self._publisher.patch(change.merge(node_object.NodePatch(annotations=annotations)))
+        self._layouts.write(fitting)

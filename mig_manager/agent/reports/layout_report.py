@@ -22,6 +22,10 @@ class LayoutReport:
         self._written: tuple[layouts.Layout, ...] | None = None
         """The layouts in the published document; None: not written yet."""
 
+    def forget_node(self) -> None:
+        """Write the document again: the Node was deleted and registered again."""
+        self._written = None
+
     def fitting(self, gpus: model.ObservedGpus) -> tuple[layouts.Layout, ...] | None:
         """Return the layouts available on the node; None if unknown."""
         if not gpus:
