@@ -151,27 +151,20 @@ class PartitionerSettings:
         variable="POD_NAME",
         has_flag=False,
     )
-    simulated_nodes: pathlib.Path | None = options.declare(
-        options.Option(
-            name="simulate",
-            help="decide once about the nodes in this file and the pods in PODS, and print it; "
-            "both are from 'kubectl get -o json'",
-            metavar=options.FILE,
-            parse=pathlib.Path,
-            group=_OFFLINE,
-            has_variable=False,
-        )
+    simulated_nodes: pathlib.Path | None = options.path(
+        "decide once about the nodes in this file and the pods in PODS, and print it; both are "
+        "from 'kubectl get -o json'",
+        name="simulate",
+        group=_OFFLINE,
+        has_variable=False,
     )
-    simulated_pods: pathlib.Path | None = options.declare(
-        options.Option(
-            name="pods",
-            help="file with the pods, for --simulate",
-            metavar="PODS",
-            parse=pathlib.Path,
-            group=_OFFLINE,
-            is_operand=True,
-            has_variable=False,
-        )
+    simulated_pods: pathlib.Path | None = options.path(
+        "file with the pods, for --simulate",
+        name="pods",
+        metavar="PODS",
+        group=_OFFLINE,
+        is_operand=True,
+        has_variable=False,
     )
     is_replay: bool = options.switch(
         "with --simulate: replay the pods of the last days with the real decision, beside the "
