@@ -169,16 +169,14 @@ class Stage:
             if holds():
                 return
             agents = [each.agent for each in self.machines if each.agent is not None]
-            agent = next((each for each in agents if each.has_ended), None)
-            has_ended = agent is not None
-            if has_ended or is_last:
-                logged = "the agent has not been started"
-                if agent := agent or next(iter(agents), None):
-                    line = agent.last_line
-                    logged = f"the agent's last log line: {line or 'none'}"
-                when = "before the agent ended" if has_ended else f"within {timeout_s:g} s"
+            stopped = [each for each in agents if each.has_ended]
+            if stopped or is_last:
+                lines = (each.last_line or "none" for each in (*stopped, *agents))
+                line = next(lines, "none, for it has not been started")
+                when = "before the agent ended" if stopped else f"within {timeout_s:g} s"
                 raise errors.NotReadyError(
-                    f"no {what} {when}; {logged}", reason=reasons.Reason.INTERNAL
+                    f"no {what} {when}; the agent's last log line: {line}",
+                    reason=reasons.Reason.INTERNAL,
                 )
 
     def fail(self, error: Exception) -> None:

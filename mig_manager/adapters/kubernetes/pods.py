@@ -103,11 +103,8 @@ class KubeWorkloads:
             if pod.uid == claimant.uid and not pod.is_finished
         )
 
-    def evict(self, pod: pod_object.Pod) -> evictions.EvictionResponse:
-        return self._evict(pod)
-
     def can_evict(self, pod: pod_object.Pod) -> evictions.EvictionResponse:
-        return self._evict(pod, is_dry_run=True)
+        return self.evict(pod, is_dry_run=True)
 
     def delete(self, pod: pod_object.Pod) -> None:
         try:
@@ -116,7 +113,7 @@ class KubeWorkloads:
             if not _is_gone(error):
                 raise
 
-    def _evict(
+    def evict(
         self, pod: pod_object.Pod, *, is_dry_run: bool = False
     ) -> evictions.EvictionResponse:
         # In the Eviction alone, admission webhooks that move the pod themselves would not learn of

@@ -87,12 +87,10 @@ class SharedState:
                 self._write(after)
             return after
 
-    @contextlib.contextmanager
-    def gpu_lock(self, index: int) -> Iterator[None]:
+    def gpu_lock(self, index: int) -> contextlib.AbstractContextManager[None]:
         """Lock one GPU as the driver does during a change, against all threads and processes."""
         name = "gpu-all" if self.read().options.serialise_all_gpus else f"gpu{index}"
-        with self._exclusively(f"{name}.lock"):
-            yield
+        return self._exclusively(f"{name}.lock")
 
     @property
     def boards(self) -> tuple[states.Board, ...]:

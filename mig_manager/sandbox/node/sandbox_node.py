@@ -127,7 +127,7 @@ class SandboxNode:
         daemon.sync(time.monotonic())
         stopping = threading.Event()
         thread = threading.Thread(
-            target=self._run_or_fail, args=(daemon, stopping), name=f"sandbox-{options.name}"
+            target=self._run, args=(daemon, stopping), name=f"sandbox-{options.name}"
         )
         undo.callback(thread.join, _JOIN_S)
         undo.callback(self._wake.set)
@@ -158,12 +158,6 @@ class SandboxNode:
             kind=states.ClientKind.MONITOR if is_monitor else states.ClientKind.COMPUTE,
         )
 
-    def _run_or_fail(self, daemon: kubelet.Kubelet, stopping: threading.Event) -> None:
-        try:
-            self._run(daemon, stopping)
-        except OSError as error:
-            self._fail(error)
-
     def _run(self, daemon: kubelet.Kubelet, stopping: threading.Event) -> None:
         tick_at = time.monotonic()
         while not stopping.is_set():
@@ -179,6 +173,9 @@ class SandboxNode:
             except errors.ClusterError as error:
                 _log.warning("sandbox node %s retries: %s", self.options.name, error)
                 stopping.wait(_RETRY_S)
+            except OSError as error:
+                self._fail(error)
+                return
             else:
                 next_at = min(tick_at, daemon.next_at() or tick_at)
                 self._wake.wait(max(0.0, next_at - time.monotonic()))
