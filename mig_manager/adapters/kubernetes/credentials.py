@@ -4,6 +4,7 @@ import contextlib
 import logging
 import os
 import threading
+import urllib.request
 from collections.abc import Iterator
 from typing import NoReturn
 
@@ -16,6 +17,7 @@ from mig_manager import errors
 from mig_manager.adapters.kubernetes import kube_config
 
 _SLOW_S = 10.0
+_LOOPBACK = "localhost,127.0.0.0/8,::1"
 
 _log = structlog.get_logger()
 
@@ -53,6 +55,22 @@ def load(
             f"no credentials for a Kubernetes API: {where}: {why}",
             remedy="Name a kubeconfig with --kubeconfig or KUBECONFIG.",
         ) from None
+    configuration.no_proxy = _no_proxy(configuration.proxy)
+
+
+def _no_proxy(proxy: str | None) -> str:
+    """Return the hosts to reach without this proxy, as kubectl does.
+
+    A proxy of the environment is for no loopback address (golang.org/x/net/http/httpproxy), and
+    the official client knows no address in brackets. A kubeconfig's proxy is for all hosts.
+    """
+    proxies = urllib.request.getproxies()
+    if proxy not in proxies.values():
+        return ""
+    hosts = (host.strip() for host in proxies.get("no", "").split(","))
+    return ",".join(
+        (_LOOPBACK, *(host[1:-1] if host[:1] + host[-1:] == "[]" else host for host in hosts))
+    )
 
 
 def _text(error: Exception) -> str:

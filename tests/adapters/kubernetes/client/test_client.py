@@ -1,6 +1,7 @@
 """The ways to a cluster and its credentials, each with a part of the official client."""
 
 import base64
+import contextlib
 import json
 import logging
 import pathlib
@@ -358,22 +359,52 @@ def test_a_slow_program_for_credentials_is_logged(tmp_path: pathlib.Path) -> Non
     assert configuration.api_key["BearerToken"] == "Bearer late"
 
 
-def test_the_environments_proxy_is_used_but_for_hosts_in_no_proxy(
-    scripted_server: KubeServer, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("host", "no_proxy", "is_bypassed"),
+    [
+        pytest.param("cluster.invalid:8080", "", False, id="no exception"),
+        pytest.param("cluster.invalid:8080", "a.invalid, cluster.invalid", True, id="name"),
+        pytest.param("[100::1]:8080", "[100::2]", False, id="another address"),
+        pytest.param("[100::1]:8080", "100::1", True, id="address"),
+        pytest.param("[100::1]:8080", "[100::1]", True, id="address in brackets"),
+        pytest.param("127.0.0.1:9", "", True, id="loopback address"),
+        pytest.param("[::1]:9", "", True, id="loopback address of IPv6"),
+        pytest.param("localhost:9", "", True, id="localhost"),
+    ],
+)
+def test_a_proxy_of_the_environment_is_used_for_the_hosts_as_by_kubectl(
+    scripted_server: KubeServer,
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+    host: str,
+    no_proxy: str,
+    *,
+    is_bypassed: bool,
 ) -> None:
-    path = tmp_path / "config"
-    kube_rig.kubeconfig(path, {"server": "http://cluster.invalid:8080"}, {})
-    for name in ("HTTPS_PROXY", "https_proxy", "http_proxy", "NO_PROXY", "no_proxy"):
+    for name in ("HTTPS_PROXY", "https_proxy", "http_proxy", "no_proxy"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HTTP_PROXY", scripted_server.url)
+    monkeypatch.setenv("NO_PROXY", no_proxy)
+    path = kube_rig.kubeconfig(tmp_path / "config", {"server": f"http://{host}"}, {})
     scripted_server.script = [answer({"major": "1"})]
-    client = api.KubeApi.connect(kubeconfig=str(path), request_timeout_s=60.0)
-    assert client.get("/version") == {"major": "1"}
-    assert scripted_server.requests[0][1] == "http://cluster.invalid:8080/version"
-    client.close()
 
-    monkeypatch.setenv("NO_PROXY", "cluster.invalid")
-    client = api.KubeApi.connect(kubeconfig=str(path), request_timeout_s=1.0)
-    failure(client.post, "/version", {})
-    client.close()
-    assert len(scripted_server.requests) == 1
+    with contextlib.closing(api.KubeApi.connect(kubeconfig=path)) as client:
+        if is_bypassed:
+            failure(client.post, "/version", {})
+        else:
+            assert client.post("/version", {}) == {"major": "1"}
+
+    paths = [] if is_bypassed else [f"http://{host}/version"]
+    assert [request[1] for request in scripted_server.requests] == paths
+
+
+def test_a_kubeconfigs_proxy_is_used_for_every_host(
+    scripted_server: KubeServer, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    cluster = {"server": "http://127.0.0.1:9", "proxy-url": scripted_server.url}
+    path = kube_rig.kubeconfig(tmp_path / "config", cluster, {})
+    scripted_server.script = [answer({"major": "1"})]
+
+    with contextlib.closing(api.KubeApi.connect(kubeconfig=path)) as client:
+        assert client.get("/version") == {"major": "1"}
