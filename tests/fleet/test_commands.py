@@ -326,7 +326,10 @@ def test_a_named_source_overrides_a_variable_for_the_other_source(
     ("fault", "error"),
     [
         (apiserver.Fault(status=403), "403"),
-        (apiserver.Fault(reverts=True), "did not keep it: does an admission webhook remove it?"),
+        (
+            apiserver.Fault(reverts=True),
+            f"did not keep nvidia.com/mig.config, {well_known.ROLLOUT_ANNOTATION}: does an",
+        ),
     ],
 )
 def test_a_request_that_the_api_refuses_or_reverts_is_reported(

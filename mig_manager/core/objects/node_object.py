@@ -50,25 +50,36 @@ class NodePatch:
     def is_in(self, view: NodeView) -> bool:
         """Return whether the patch would change nothing."""
         return (
-            all(view.labels.get(key) == value for key, value in self.labels.items())
-            and all(view.annotations.get(key) == value for key, value in self.annotations.items())
+            not self.differing_keys(view)
             and self.reconfiguring_taint
             in (None, well_known.RECONFIGURING_TAINT in view.taint_keys)
             and not self.removed_taints & view.taint_keys
         )
 
+    def differing_keys(self, view: NodeView) -> list[str]:
+        """Return the keys of labels and annotations that a node has otherwise."""
+        return [
+            key
+            for values, current in (
+                (self.labels, view.labels),
+                (self.annotations, view.annotations),
+            )
+            for key, value in values.items()
+            if current.get(key) != value
+        ]
+
 
 def require_kept(patch: NodePatch, node: Mapping[str, Any]) -> None:
-    """Require that a Node object has a patch that the API accepted.
+    """Require that a Node object has the labels and annotations of a patch that the API accepted.
 
     Raises:
-        ClusterError: It is malformed, or lacks the patch, which an admission webhook can remove.
+        ClusterError: It is malformed, or lacks some: an admission webhook can change them.
     """
     view = parse_node(node)
-    if not patch.is_in(view):
+    if keys := patch.differing_keys(view):
         raise errors.ClusterError(
-            f"the API accepted a layout for node {view.name} but did not keep it: does an "
-            "admission webhook remove it?",
+            f"the API accepted a layout for node {view.name} but did not keep {', '.join(keys)}: "
+            "does an admission webhook change it?",
             reason=reasons.Reason.API_ERROR,
         )
 

@@ -321,7 +321,7 @@ def test_a_request_that_a_webhook_reverts_is_reported(
     answer = apply(empty_cluster)
 
     assert answer.status == 1
-    assert "did not keep it: does an admission webhook remove it?" in answer.err
+    assert "does an admission webhook change it?" in answer.err
 
 
 def test_kubectl_itself_writes_the_request(
