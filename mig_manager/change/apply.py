@@ -56,7 +56,7 @@ def apply(
             gpus,
             layout,
             is_mode_only=is_mode_only,
-            users=deps.pods.by_device,
+            usage=deps.pods.usage,
             processes=lambda: _known_processes(deps),
         ),
         unrestored_snapshots=functools.partial(selection.unrestored_elsewhere, layout),

@@ -6,7 +6,7 @@ which kubelet before 1.34 lists too (kubernetes/kubernetes#132028).
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 
 from mig_manager import errors
 from mig_manager.core import model, ports
@@ -35,11 +35,11 @@ class PodUse:
     """Returns whether a hook of the command has run, which may have stopped kubelet."""
     _answer: tuple[pod_object.PodDevices, ...] | None = dataclasses.field(default=None, init=False)
 
-    def by_device(self) -> Mapping[str, tuple[str, ...]]:
-        """Return the pods by the id of the device they have; empty if kubelet does not answer."""
+    def usage(self) -> gpu_use.Usage:
+        """Return the devices of pods; none if kubelet does not answer."""
         with contextlib.suppress(errors.KubeletError):
-            return pod_object.by_device(self._allocations())
-        return {}
+            return gpu_use.Usage(pods=(), assigned=self._allocations())
+        return gpu_use.Usage()
 
     def require_unused(self, affected: Collection[str], gpus: Collection[model.Gpu]) -> None:
         """Raise ``GpuInUseError`` if pods have, or may have, one of these devices of the GPUs.

@@ -1,6 +1,7 @@
 """What commands decide and return, over GPUs in memory."""
 
 import dataclasses
+from collections.abc import Iterable, Mapping
 
 from mig_manager.catalogue import hardware
 from mig_manager.cli.toolkit import gpu_text
@@ -8,6 +9,8 @@ from mig_manager.core import model
 from mig_manager.core.answers import gpu_answers
 from mig_manager.core.display import bar
 from mig_manager.core.layout import config, layouts, plans, validate
+from mig_manager.core.node import gpu_use
+from mig_manager.core.objects import pod_object
 from tests.rigs.node.local_rig import LocalRig
 
 A100 = hardware.find("A100-SXM4-40GB")
@@ -26,6 +29,8 @@ mig-configs:
   - {devices: [0], mig-enabled: true, mig-devices: {7g.40gb: 1}}
   too-much:
   - {devices: all, device-filter: ["0x20B010DE"], mig-enabled: true, mig-devices: {4g.20gb: 2}}
+  pair:
+  - {devices: all, mig-enabled: true, mig-devices: {1g.5gb: 5, 2g.10gb: 1}}
   everywhere:
   - {devices: all, mig-enabled: true, mig-devices: {1g.5gb: 7}}
 """
@@ -80,13 +85,34 @@ def test_mode_only_switches_mig_and_leaves_instances_alone() -> None:
     assert has(full, "balanced")
 
 
+def usage_of(devices: Mapping[str, Iterable[str]]) -> gpu_use.Usage:
+    return gpu_use.Usage(
+        pods=(),
+        assigned=tuple(
+            pod_object.PodDevices(namespace="team", name=name, device_ids=frozenset(ids))
+            for name, ids in devices.items()
+        ),
+    )
+
+
+def test_a_plan_destroys_the_devices_of_the_fewest_pods() -> None:
+    rig = with_layout("everywhere", count=1)
+    uuids = dict(enumerate(rig.gpus[0].mig_uuids))
+    train = [uuids.pop(place) for place in (2, 3)]
+    usage = usage_of({"train": train, **{f"pod-{i}": [uuid] for i, uuid in uuids.items()}})
+
+    planned = plans.plan(rig.deps.gpus.observe(), layout("pair"), usage=lambda: usage)
+
+    assert planned.evicted == ("team/train",)
+
+
 def test_a_plan_names_the_pods_or_devices_that_it_ends() -> None:
     rig = with_layout("balanced", count=1)
     by_profile = {str(gi.profile): gi for gi in rig.gpus[0].gpu_instances}
     uuids = {name: gi.compute_instances[0].uuid or "" for name, gi in by_profile.items()}
-    users = {uuids["2g.10gb"]: ("team/train-0",), uuids["3g.20gb"]: ("team/serve-0",)}
+    usage = usage_of({"train-0": [uuids["2g.10gb"]], "serve-0": [uuids["3g.20gb"]]})
 
-    planned = plans.plan(rig.deps.gpus.observe(), layout("small"), users=lambda: users)
+    planned = plans.plan(rig.deps.gpus.observe(), layout("small"), usage=lambda: usage)
     unknown = drawn(plans.plan(rig.deps.gpus.observe(), layout("small")))
     every = plans.plan(with_layout("balanced", count=4).deps.gpus.observe(), layout("small"))
 

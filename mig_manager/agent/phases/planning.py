@@ -1,6 +1,5 @@
 """Plan a change of the GPUs, first as if no device were in use, then for who uses them."""
 
-import collections
 import dataclasses
 import functools
 import types
@@ -121,18 +120,18 @@ def plan_change(
 ) -> PlannedChange:
     """Plan for the use of devices, which the plan spares if it can.
 
-    ``used_ids`` are in use without a pod.
+    ``used_ids`` are devices that processes use.
 
     Raises:
         LayoutError: The layout is impossible on these GPUs.
     """
-    by_pods = usage.use_by_device(
+    use = usage.use_by_device(
         inputs.plan,
         inputs.gpus,
+        used_ids=used_ids,
         now_s=attempt.deps.clock.unix_s(),
         within_s=attempt.limits.drain_timeout_s,
     )
-    use = by_pods | collections.Counter(dict.fromkeys(used_ids, gpu_use.IN_USE))
     # Undoing an interrupted change evicts no pod that got a device since.
     undo = planner.restore(inputs.gpus, inputs.restorable)
     is_used = bool(usage.users(undo.affected_ids(inputs.gpus)))

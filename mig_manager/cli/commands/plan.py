@@ -49,7 +49,7 @@ def run(settings: gpu_settings.GpuSettings, terminal: console.Console) -> int:
         observed,
         layout,
         is_mode_only=settings.is_mode_only,
-        users=command.pods.by_device,
+        usage=command.pods.usage,
         processes=command.processes,
     )
     status = command.answer(

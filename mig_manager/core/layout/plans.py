@@ -10,7 +10,9 @@ from mig_manager.core import gpu_processes, model, steps
 from mig_manager.core.answers import gpu_answers, plan_answers
 from mig_manager.core.files import yaml_diagnostics
 from mig_manager.core.layout import layouts, selection
+from mig_manager.core.node import gpu_use
 from mig_manager.core.node.devices import strategies
+from mig_manager.core.objects import pod_object
 from mig_manager.core.planner import planner, vgpus
 
 
@@ -114,7 +116,7 @@ def plan(
     layout: layouts.Layout,
     *,
     is_mode_only: bool = False,
-    users: Callable[[], Mapping[str, tuple[str, ...]] | None] = dict,
+    usage: Callable[[], gpu_use.Usage] = gpu_use.Usage,
     processes: Callable[[], gpu_processes.Processes | None] = dict,
 ) -> Planned:
     """Plan a layout for observed GPUs; devices in use are destroyed last.
@@ -123,7 +125,7 @@ def plan(
         observed: The GPUs.
         layout: The layout.
         is_mode_only: Whether GPUs in the right MIG mode keep their instances.
-        users: Returns the pods by the UUID of the MIG device or GPU that they use; None: unknown.
+        usage: Returns the pods with kubelet's allocations, as far as known.
         processes: Returns the processes that use each GPU, by its UUID; None: unknown. Both are
             called only if the plan destroys a device.
 
@@ -154,9 +156,10 @@ def plan(
     with selection.located(layout, observed):
         changes = planner.plan(observed, changed)
         if changes.destroyed_uuids:
-            pods = users() or {}
-            use = dict.fromkeys(gpu_processes.ids_in_use(observed, processes() or {}), 1)
-            use |= {uuid: len(names) for uuid, names in pods.items()}
+            pod_usage = usage()
+            pods = pod_object.by_device(pod_usage.assigned or ())
+            used_ids = gpu_processes.ids_in_use(observed, processes() or {})
+            use = pod_usage.use_by_device(changes, observed, used_ids=used_ids)
             if use.keys() & changes.destroyed_uuids:
                 changes = planner.plan(observed, changed, use=use)
         changes = planner.combine(changes, planner.restore(observed, cancelled))

@@ -19,7 +19,7 @@ from mig_manager.core.node.devices import claims, device_ids, resources
 from mig_manager.core.objects import pod_object, well_known
 
 _ENDS_SOON = 10**3  # use of a device by a pod that ends without an eviction
-IN_USE = 10**7  # use by another pod or process
+_IN_USE = 10**7  # use by another pod or process
 _MUST_STAY = 10**13  # use by a pod that the agent may not evict, so that the change would fail
 
 _STUCK_AFTER_S = 120.0
@@ -53,8 +53,8 @@ def device_names(gpus: Collection[model.Gpu]) -> dict[str, str]:
 class Usage:
     """The pods of a node, the devices that they use, and the processes that use its GPUs."""
 
-    pods: pod_object.Pods  # all pods of the node, as the API lists them
-    assigned: tuple[pod_object.PodDevices, ...] | None
+    pods: pod_object.Pods = ()  # all pods of the node, as the API lists them
+    assigned: tuple[pod_object.PodDevices, ...] | None = None
     """Kubelet's allocations, or its last answer if it is silent now; None: it never answered."""
     no_answer: str = ""  # why kubelet does not answer now
     known_ids: frozenset[str] | None = None  # see ``device_ids.of_gpus``
@@ -137,9 +137,18 @@ class Usage:
         return "kubelet lists no device of a running pod, or the pod was started without one"
 
     def use_by_device(
-        self, plan: steps.Plan, gpus: Collection[model.Gpu], *, now_s: float, within_s: float
+        self,
+        plan: steps.Plan,
+        gpus: Collection[model.Gpu],
+        *,
+        used_ids: Iterable[str] = (),
+        now_s: float = 0.0,
+        within_s: float = 0.0,
     ) -> collections.Counter[str]:
         """Return how much the loss of each device matters, as for ``planner.plan``.
+
+        ``used_ids`` are devices that processes use: one that no pod is known to have matters as
+        much as a pod.
 
         It is the sum over the pods that are known to have the device: several share one by
         replicas or a claim. A pod with several devices is evicted once, so each of those on GPUs
@@ -158,10 +167,13 @@ class Usage:
         }
         whole = {each.gpu_uuid for each in plan.gpus if each.takes_whole_gpu}
         use = collections.Counter[str]()
+        unknown = set(used_ids)
         for pod, allocated in self._pods_with_allocations():
             ids = _known_devices(pod, allocated) & changed.keys()
+            unknown -= ids
             if whole.isdisjoint(changed[one] for one in ids):
                 use.update(dict.fromkeys(ids, _weight(pod, now_s, within_s) // max(1, len(ids))))
+        use.update(dict.fromkeys(unknown, _IN_USE))
         return use
 
     @property
@@ -336,8 +348,8 @@ def _weight(pod: pod_object.Pod, now_s: float, within_s: float) -> int:
     """Return how much the eviction of a pod matters; see ``Usage.use_by_device``."""
     if pod.is_terminating:
         is_soon = -_STUCK_AFTER_S <= pod.ends_by_s - now_s <= within_s
-        return _ENDS_SOON if is_soon else IN_USE
-    return _MUST_STAY if pod.is_mirror or pod.is_kept else IN_USE
+        return _ENDS_SOON if is_soon else _IN_USE
+    return _MUST_STAY if pod.is_mirror or pod.is_kept else _IN_USE
 
 
 def _of(
