@@ -96,6 +96,32 @@ def test_rollout_waits_until_an_agent_has_the_content_of_a_named_file(
     assert rig.roll(LAYOUT).status == 0
 
 
+def test_rollout_labels_no_node_that_lists_other_content_than_a_named_file(
+    rig: RolloutRig, tmp_path: pathlib.Path
+) -> None:
+    """Its agent would evict pods for that content, and for the file's once kubelet brings it."""
+    file = tmp_path / "layouts.yaml"
+    file.write_text(node_agents.CONFIG)
+    layout = config.parse(node_agents.CONFIG, source="").layout(LAYOUT)
+
+    def list_content(content_hash: str) -> None:
+        entry = layout_list.Entry(name=LAYOUT, content_hash=content_hash, origin="config.yaml:1")
+        listed = layout_list.to_json([entry])
+        rig.write("node-001", annotations={well_known.LAYOUTS_ANNOTATION: listed})
+
+    list_content("0" * 12)
+    command = (LAYOUT, "-l", "gpu=yes", "-f", str(file), "--silence-timeout-s", "1")
+    answer = rig(*command)
+
+    assert (answer.status, rig.label("node-001")) == (1, None)
+    assert "4 success, 1 to do" in answer.out
+    assert "stalled: no further node can start" in answer.out
+    assert "node-001: to-do: its agent still has other content" in answer.out
+
+    list_content(layout.content_hash)
+    assert (rig(*command).status, rig.label("node-001")) == (0, LAYOUT)
+
+
 def test_a_node_that_never_had_an_agent_gets_no_request(rig: RolloutRig) -> None:
     rig.write("node-001", annotations=None)
 

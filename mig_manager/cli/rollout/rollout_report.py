@@ -34,7 +34,7 @@ _OUTCOMES: Mapping[rollout.RolloutPhase, str] = {
     rollout.RolloutPhase.DONE: "is done",
     rollout.RolloutPhase.FAILED: "failed: not every node has the layout",
     rollout.RolloutPhase.PAUSED: "paused, because a node failed; the same command continues it",
-    rollout.RolloutPhase.STALLED: "stalled: no further node can start while these are unavailable",
+    rollout.RolloutPhase.STALLED: "stalled: no further node can start",
     **dict.fromkeys(
         (rollout.RolloutPhase.ROLLING, rollout.RolloutPhase.PAUSING),
         "was interrupted; agents finish nodes in progress, and the same command continues it",
@@ -87,9 +87,10 @@ def outcome(decision: rollout.RolloutDecision, title: str, *, style: bar.Style, 
             *decision.failures,
             *decision.of(rollout.NodeProgressState.SKIPPED),
             *decision.incomplete,
+            *(each for each in decision.nodes if each.is_outdated),
         )
     ]
-    if decision.phase is rollout.RolloutPhase.STALLED:
+    if decision.phase is rollout.RolloutPhase.STALLED and decision.unavailable:
         lines.append(style.fit(f"  unavailable: {_list_names(decision.unavailable)}"))
     if undo and decision.phase is not rollout.RolloutPhase.DONE:
         lines.append(f"Undo: mig-manager rollout {undo}")

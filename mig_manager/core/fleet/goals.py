@@ -25,6 +25,15 @@ class RolloutGoal:
         layout = self.document.layouts.get(self.layout or "")
         return layout.content_hash if layout and not self.document.is_presumed else ""
 
+    def is_outdated_on(self, node: fleet_nodes.FleetNode) -> bool:
+        """Return whether a node lists other content of the layout than the named document.
+
+        Its agent would evict pods for the other content first.
+        """
+        hashes = {each.name: each.content_hash for each in node.listed.layouts}
+        listed = hashes.get(self.layout or "", self.content_hash)
+        return bool(self.content_hash) and listed != self.content_hash
+
     def of_rollout(self, nodes: Iterable[fleet_nodes.FleetNode], now: dt.datetime) -> Self:
         """Return the goal of the last rollout of the layout, or for a new one.
 

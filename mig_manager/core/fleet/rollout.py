@@ -68,6 +68,7 @@ class NodeProgress:
     before: str | None = None  # the layout that ``undo`` requests
     is_unavailable: bool = False
     is_reserved: bool = False  # whether another request must finish before this node starts
+    is_outdated: bool = False  # whether its agent must read the layout's content before that
     unreachable: tuple[str, ...] = ()
     """Unreachable GPUs of a ``SUCCESS`` node: the layout is not active on them."""
 
@@ -81,7 +82,8 @@ class RolloutPhase(enum.Enum):
     FAILED = "failed"  # no further node can start, and not every node has the layout
     PAUSED = "paused"
     STALLED = "stalled"
-    """No node can start, because too many are unavailable for reasons outside the rollout."""
+    """No node can start, because too many are unavailable for reasons outside the rollout, or
+    agents have other content of the layout."""
 
     @property
     def is_over(self) -> bool:
@@ -126,6 +128,9 @@ class RolloutDecision:
 
 
 _MOVING = (NodeProgressState.PENDING, NodeProgressState.TIMED_OUT)
+
+
+_OUTDATED = "its agent still has other content"
 
 
 class _Failure(NamedTuple):
@@ -373,6 +378,7 @@ class Rollout:
             and is_awaited
             # A request that failed has changed nothing.
             and not (reported and reported.state is run_status.State.FAILED),
+            is_outdated=state is NodeProgressState.TO_DO and self._goal.is_outdated_on(node),
         )
         history = dataclasses.replace(history, since_s=since_s)
         return history.after(progress, reported, has_begun=self._has_begun), progress
@@ -414,7 +420,8 @@ class Rollout:
             return NodeProgressState.SUPERSEDED, message
         skipped = NodeProgressState.SKIPPED, "" if history.misfit else "the node is not ready"
         is_startable = node.is_ready and not history.misfit
-        return (NodeProgressState.TO_DO, "") if is_startable else skipped
+        to_do = NodeProgressState.TO_DO, _OUTDATED if self._goal.is_outdated_on(node) else ""
+        return to_do if is_startable else skipped
 
     def _state_in_time(
         self, elapsed_s: float, *, is_silent: bool
@@ -454,7 +461,7 @@ def _state_of_requested(
         # Without a hash its content is unknown.
         status_hash = node.status.config_hash if node.status else ""
         if content_hash and status_hash and status_hash != content_hash:
-            return NodeProgressState.PENDING, "its agent still has other content"
+            return NodeProgressState.PENDING, _OUTDATED
         return NodeProgressState.SUCCESS, ""
     has_failed = node.current_status and node.current_status.state is run_status.State.FAILED
     return NodeProgressState.FAILED if has_failed else NodeProgressState.PENDING, ""
@@ -465,7 +472,11 @@ def _startable(decision: RolloutDecision) -> tuple[str, ...]:
     in_progress = sum(node.state in _MOVING or node.is_retried for node in decision.nodes)
     unavailable = len(decision.unavailable)
     startable: list[str] = []
-    free = (node for node in decision.of(NodeProgressState.TO_DO) if not node.is_reserved)
+    free = (
+        node
+        for node in decision.of(NodeProgressState.TO_DO)
+        if not (node.is_reserved or node.is_outdated)
+    )
     # Nodes that are already unavailable do not add to the limit.
     for node in sorted(free, key=lambda each: not each.is_unavailable):
         fits = node.is_unavailable or unavailable < decision.max_unavailable
