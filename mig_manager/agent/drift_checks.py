@@ -37,7 +37,7 @@ class Observation:
         return self.is_unchanged if self.plan is None else self.plan.is_empty
 
 
-def observe(attempt: attempts.Attempt) -> Observation:
+def compare_gpus(attempt: attempts.Attempt) -> Observation:
     """Observe the GPUs, and plan the layout of a run without executing anything.
 
     Raises:
@@ -49,7 +49,7 @@ def observe(attempt: attempts.Attempt) -> Observation:
                 target = resolving.resolve(attempt)
             except (errors.ConfigError, errors.LayoutError):
                 # A file that cannot be used hides neither a change nor a fault of the GPUs.
-                resolving.observe(attempt)
+                resolving.observe_and_record(attempt)
                 raise
             gpus = resolving.observed_for(attempt, target)
             plan = target.plan(gpus)

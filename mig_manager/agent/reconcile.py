@@ -139,7 +139,7 @@ class Reconciler:
         """
         with self._series.start_attempt(request) as attempt:
             try:
-                observation = drift_checks.observe(attempt)
+                observation = drift_checks.compare_gpus(attempt)
             except errors.LockedError:
                 # The next check shows the other manager's change.
                 return drift.Action.REST
@@ -211,7 +211,7 @@ class Reconciler:
             self._admit_workloads(view)
         if self._deps.slots is not None:
             self._deps.slots.release()
-        gpus, must_retry = gpu_report.observe(self._context, self.faults)
+        gpus, must_retry = gpu_report.observe_or_report(self._context, self.faults)
         if gpus is None:
             self._context.publisher.patch(self._patch_without_request(model.NO_GPUS, view))
         else:
@@ -239,7 +239,7 @@ class Reconciler:
         view = self._read_node_and_resume_unlisted()
         if self._is_change_put_back(view):
             return drift.Action.RUN
-        gpus, _ = gpu_report.observe(self._context, self.faults)
+        gpus, _ = gpu_report.observe_or_report(self._context, self.faults)
         if gpus is not None:
             withdrawing.withdraw(self._context, gpus, view)
             is_published = self._gpus.is_published(gpus)

@@ -151,7 +151,7 @@ def _run(
 ) -> plans.ApplyResult:
     points.load()
     with lock:
-        observed = local.observe(deps)
+        observed = local.observe_when_loaded(deps)
         recorder = local_journal.open_recorder(deps, observed, config=requested.full_name)
         change = _LockedChange(
             deps=deps,

@@ -236,7 +236,7 @@ class _LockedBoot:
 def _restore(
     deps: local.LocalDependencies, saved: verified_layouts.VerifiedLayout, *, resets_faulty: bool
 ) -> Restored:
-    observed = local.observe(deps)
+    observed = local.observe_when_loaded(deps)
     recorder = local_journal.open_recorder(deps, observed, config=saved.config)
     interrupted = {gpu.uuid: gpu for gpu in recorder.journal.gpus.snapshot}
     # The killed run may have changed GPUs that the saved layout does not cover. It lists such GPUs

@@ -77,7 +77,7 @@ def hold_lock(deps: LocalDependencies, doing: str) -> Iterator[None]:
         yield
 
 
-def observe(deps: LocalDependencies) -> model.ObservedGpus:
+def observe_when_loaded(deps: LocalDependencies) -> model.ObservedGpus:
     """Observe the GPUs, and wait for a driver that is not loaded yet.
 
     For the first observation only: a driver that is unloaded during a change is an error.

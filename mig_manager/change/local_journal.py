@@ -164,7 +164,7 @@ def undo_interrupted(deps: local.LocalDependencies) -> str:
         if deps.journal.read() is None:
             return ""
     with local.hold_lock(deps, "undo an unfinished change"):
-        observed = local.observe(deps)
+        observed = local.observe_when_loaded(deps)
         return open_recorder(deps, observed).undo(observed)
 
 

@@ -104,7 +104,7 @@ class Term:
         # The wall clock is read only once a term, because it can be set.
         now = self._began + dt.timedelta(seconds=began_s - self._began_s)
         self._signal.clear()
-        nodes, pending = self._observe(now)
+        nodes, pending = self._nodes_and_pending(now)
         index = node_index.NodeIndex(nodes, self._cache)
         likely = self._likely(began_s, index)
         decision = decider.decide(
@@ -144,11 +144,11 @@ class Term:
         pause_s = math.inf if is_at_rest else max(_RECHECK_S, _RECHECK_SHARE * took_s)
         self._recheck_s = self._clock.monotonic() + pause_s
 
-    def _observe(
+    def _nodes_and_pending(
         self, now: dt.datetime
     ) -> tuple[tuple[partitioned.PartitionedNode, ...], tuple[demand.Pending, ...]]:
         """Return the nodes with their pods' requests, and the pending pods."""
-        self._waits.observe(self._cluster.bound(self._waits.served), now)
+        self._waits.measure(self._cluster.bound(self._waits.served), now)
         pending = self._waits.with_times(self._cluster.pending(), now)
         nodes = self._cluster.nodes()
         requests = self._cluster.requests

@@ -22,7 +22,7 @@ class Waits:
         """Remember that a node was changed for these pods."""
         self.served.update(pod.uid for pod in pods)
 
-    def observe(self, bound: Iterable[str], now: dt.datetime) -> None:
+    def measure(self, bound: Iterable[str], now: dt.datetime) -> None:
         """Measure the waits of pods, by UID, that were served and have a node now."""
         for uid in bound:
             since = (self._since or {})[uid]

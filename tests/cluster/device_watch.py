@@ -34,7 +34,7 @@ class DeviceWatch:
         """Compare the devices of pods with those of the drivers."""
         for node in self._nodes:
             before = _devices(node.kubelet)
-            gpus = device_plugin.observe(node.state)
+            gpus = device_plugin.enumerate_gpus(node.state)
             there = {uuid for gpu in gpus for uuid in (gpu.uuid, *gpu.mig_devices)}
             # Without those that came or went meanwhile.
             after = _devices(node.kubelet)

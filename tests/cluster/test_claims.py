@@ -45,7 +45,7 @@ class ClaimsScene:
     def _devices(self) -> list[dict[str, Any]]:
         return [
             dra_driver.device(f"mig-{uuid[-12:].lower()}", uuid, profile)
-            for gpu in device_plugin.observe(self._state)
+            for gpu in device_plugin.enumerate_gpus(self._state)
             for uuid, profile in gpu.mig_devices.items()
         ]
 

@@ -30,7 +30,7 @@ def resolve(attempt: attempts.Attempt) -> targets.Target:
 
 
 def _resolve_repair(attempt: attempts.Attempt) -> targets.RepairTarget:
-    gpus, unknown = unreachable_gpus.recall_verified(attempt, observe(attempt))
+    gpus, unknown = unreachable_gpus.recall_verified(attempt, observe_and_record(attempt))
     uuids = attempt.options.uuids_to_repair
     if unknown and (lost := [gpu for gpu in gpus.unreachable if gpu.uuid in uuids]):
         raise errors.KubeletError(
@@ -69,14 +69,14 @@ def _resolve_named(attempt: attempts.Attempt) -> targets.LayoutTarget:
     is_usable = False
     gpus: model.ObservedGpus | None = None
 
-    def observe_and_record() -> model.ObservedGpus:
+    def observe_for_layout() -> model.ObservedGpus:
         nonlocal gpus
-        gpus = observe(attempt)
+        gpus = observe_and_record(attempt)
         return gpus
 
     try:
         layout, warnings = served.find(
-            name, attempt.layout_file, attempt.limits, observe_and_record
+            name, attempt.layout_file, attempt.limits, observe_for_layout
         )
         is_from_owner = not (layout.is_generated or attempt.limits.has_default_layouts)
         verified = attempt.record.verified
@@ -130,7 +130,7 @@ def keep_verified(attempt: attempts.Attempt, error: errors.MigManagerError) -> m
         and applied
     ):
         raise error
-    gpus = observe(attempt)
+    gpus = observe_and_record(attempt)
     if not applied.has_same(gpus):
         raise error
     attempt.recorder.set_status(
@@ -150,11 +150,11 @@ def observed_for(attempt: attempts.Attempt, target: targets.Target) -> model.Obs
     Raises:
         HardwareError: No GPU can be observed.
     """
-    return observe(attempt) if target.observed is None else target.observed
+    return observe_and_record(attempt) if target.observed is None else target.observed
 
 
-def observe(attempt: attempts.Attempt) -> model.ObservedGpus:
-    """Observe the GPUs.
+def observe_and_record(attempt: attempts.Attempt) -> model.ObservedGpus:
+    """Observe the GPUs, and record them in the status of the run.
 
     Raises:
         HardwareError: No GPU can be observed; from the second attempt on the message says so.

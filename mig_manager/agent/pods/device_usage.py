@@ -55,7 +55,7 @@ def wait_for_usage(
     tries = wait.attempts()
     while True:
         is_last = next(tries)
-        usage = _observe(
+        usage = _list_usage(
             deps,
             functools.partial(dra_driver.list_with_unbound, attempt),
             gpus,
@@ -136,7 +136,7 @@ def require_unallocated(
     if all(one.device_ids.isdisjoint(affected) for one in assigned):
         return
     extra = read_extra_clients(deps)
-    usage = _observe(deps, deps.workloads.list, gpus, lambda _usage: False, extra)
+    usage = _list_usage(deps, deps.workloads.list, gpus, lambda _usage: False, extra)
     users = [pod.key for pod in usage.users(affected) if not usage.why_uncertain(pod)]
     if users:
         names = messages.list_names(users)
@@ -175,12 +175,12 @@ def report_usage(
         ClusterError: The API refused or does not answer.
         HardwareError: The driver does not list the processes.
     """
-    return _observe(
+    return _list_usage(
         deps, deps.workloads.present, gpus, lambda _usage: has_processes, extra_clients
     )
 
 
-def _observe(
+def _list_usage(
     deps: ports.Dependencies,
     list_pods: Callable[[], pod_object.Pods],
     gpus: model.ObservedGpus,

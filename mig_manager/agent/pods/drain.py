@@ -159,7 +159,7 @@ class Drain:
         while True:
             if usage is None:
                 self.attempt.cancel.pause(next(pauses_s))
-                usage = self._observe(before, deadline)
+                usage = self._latest_usage(before, deadline)
             if usage:
                 end = self._evict_once(before, usage, deadline, listing)
                 if end.needs_plan or not end.remaining or self._is_late(end.deadline):
@@ -235,7 +235,7 @@ class Drain:
             and not any(map(evictions.why_not_evictable, remaining))
         )
 
-    def _observe(self, before: gpu_use.Usage, deadline: Deadline) -> gpu_use.Usage | None:
+    def _latest_usage(self, before: gpu_use.Usage, deadline: Deadline) -> gpu_use.Usage | None:
         """Return the usage now; None: the drain can only wait, or the API does not answer yet.
 
         The watch is enough for waiting. Evictions and the end of a drain need a list, because a

@@ -13,7 +13,7 @@ _UNCHANGED = node_object.NodePatch()
 _log = structlog.get_logger()
 
 
-def observe(
+def observe_or_report(
     context: node_context.NodeContext, report: faults.FaultReport
 ) -> tuple[model.ObservedGpus | None, bool]:
     """Observe the GPUs, and report a failure that is due to them.

@@ -65,7 +65,7 @@ def run(
             be written; nothing was changed.
     """
     with local.hold_lock(deps, f"{NAME} of a GPU"):
-        observed = local.observe(deps)
+        observed = local.observe_when_loaded(deps)
         recorder = local_journal.open_recorder(deps, observed, config=NAME)
         gpu = find_gpu(observed, uuid)
         require_unused(gpu)

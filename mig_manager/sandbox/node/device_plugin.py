@@ -28,7 +28,7 @@ class EnumeratedGpu:
     none."""
 
 
-def observe(state: state_file.SharedState) -> tuple[EnumeratedGpu, ...]:
+def enumerate_gpus(state: state_file.SharedState) -> tuple[EnumeratedGpu, ...]:
     """Return the GPUs as a program in a pod sees them: except lost ones, ascending by index."""
     node = state.read()
     return tuple(
@@ -162,7 +162,7 @@ class Plugin:
             return
         self.next_at = None
         try:
-            gpus = observe(self._state)
+            gpus = enumerate_gpus(self._state)
             devices = enumerate_devices(gpus, self._strategy)
             for gpu in gpus:
                 client = self._state.add_client(

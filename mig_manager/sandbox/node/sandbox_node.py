@@ -148,7 +148,7 @@ class SandboxNode:
 
         def device_ids() -> list[str]:
             if is_monitor:
-                return [gpu.uuid for gpu in device_plugin.observe(self._state)]
+                return [gpu.uuid for gpu in device_plugin.enumerate_gpus(self._state)]
             return sorted(allocation.device_ids)
 
         return device_plugin.DeviceUser(

@@ -26,7 +26,7 @@ def path(start: nvml_rig.Start) -> pathlib.Path:
 def test_programs_observe_the_same_gpus_as_nvml(path: pathlib.Path) -> None:
     reported = nvml_gpus.NvmlGpus(clock=host.SystemClock()).observe()
 
-    gpus = device_plugin.observe(state_file.SharedState(path))
+    gpus = device_plugin.enumerate_gpus(state_file.SharedState(path))
 
     assert [(g.index, g.uuid) for g in gpus] == [(g.index, g.uuid) for g in reported]
     assert [g.is_mig_enabled for g in gpus] == [
@@ -46,7 +46,7 @@ def a_user(
 
 def test_program_uses_its_device_until_it_stops_and_is_listed(path: pathlib.Path) -> None:
     state = state_file.SharedState(path)
-    whole, partitioned = device_plugin.observe(state)
+    whole, partitioned = device_plugin.enumerate_gpus(state)
     train = a_user(state, next(iter(partitioned.mig_devices)), states.ClientKind.COMPUTE)
     train.start(0.0)
     a_user(state, whole.uuid, states.ClientKind.MONITOR).start(0.0)
