@@ -89,6 +89,7 @@ class PodClaims:
     ) -> None:
         self._resources = _Resources(kube)
         self._slices = KubeSlices(kube, node_name=node_name)
+        self._node_name = node_name
         self._clock = clock
         self._allocated: dict[str, frozenset[claims.Device]] = {}
         """UID of a pod -> the devices that its claims were allocated."""
@@ -129,9 +130,9 @@ class PodClaims:
             ClusterError: The API failed. A missing right or version is no error.
         """
         slices = self._list_slices() or self._last_slices
-        pools = {each.pool for each in slices}
-        if not pools:
-            return {}
+        # After a kill in mid-change there may be no slices, but claims for the driver's devices:
+        # its pool has the node's name.
+        pools = {self._node_name, *(each.pool for each in slices)}
         get = self._resources.get
         try:
             listed = rest.list_items(get, "resourceclaims", {}, claims.parse_reservation)

@@ -357,14 +357,16 @@ def test_pods_about_to_be_bound_have_the_devices_reserved_for_them(
     assert workloads.unbound(bound) == ()
 
 
-def test_claims_are_not_listed_on_a_node_without_resource_slices(
+def test_a_new_agent_knows_who_has_devices_of_slices_that_are_gone(
     server: apiserver.ApiServer, workloads: pods.KubeWorkloads
 ) -> None:
     server.create(a_resource_slice(a_device("d0", uuid="MIG-9"), node="n2"))
+    reserve(server, "p1", on("d0"))
+    reserve(server, "elsewhere", on("d0") | {"pool": "n2"})
 
-    assert workloads.unbound(()) == ()
+    (pod,) = workloads.unbound(())
 
-    assert server.log.count("list", "resourceclaims") == 0
+    assert (pod.name, pod.has_claims, pod.claimed_ids) == ("p1", True, None)
 
 
 def test_slices_that_kubelet_has_deleted_still_name_reserved_devices(
