@@ -33,7 +33,7 @@ STATIC_SPEC = "/etc/cdi/nvidia.yaml"
 """The spec that administrators write by hand, according to NVIDIA's instructions."""
 _SERVICE_ENABLED = "/etc/systemd/system/multi-user.target.wants/nvidia-cdi-refresh.service"
 _VARIABLES_FILE = "/etc/nvidia-container-toolkit/nvidia-cdi-refresh.env"
-_VARIABLE = re.compile(r"^\s*(NVIDIA_CTK_\w+)\s*=\s*(.*?)\s*$", re.MULTILINE)
+_VARIABLE = re.compile(r"^[ \t]*(NVIDIA_CTK_\w+)[ \t]*=[ \t]*(\S.*?)[ \t]*$", re.MULTILINE)
 _OUTPUT_VARIABLE = "NVIDIA_CTK_CDI_OUTPUT_FILE_PATH"
 _STRATEGY_VARIABLE = "NVIDIA_CTK_CDI_GENERATE_DEVICE_NAME_STRATEGIES"
 
@@ -80,7 +80,7 @@ def refresh(
         timeout_s: The limit of each step of ``nvidia-ctk``.
         own_root: Our own root.
     """
-    # The administrator's variables for the host's refresh service.
+    # The administrator's variables for the host's refresh service; one without a value is none.
     file = root_paths.resolve(roots.host_here, _VARIABLES_FILE)
     lines = _VARIABLE.findall(_read(file) if file else "")
     variables = {name: value.strip("\"'") for name, value in lines}

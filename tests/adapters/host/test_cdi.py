@@ -166,6 +166,7 @@ def test_the_variables_of_the_hosts_own_refresh_are_honoured(host: CdiHost) -> N
     (host.root / "etc/nvidia-container-toolkit/nvidia-cdi-refresh.env").write_text(
         "# a comment\n"
         "#NVIDIA_CTK_DEV_ROOT=/no\n"
+        "NVIDIA_CTK_LOG_LEVEL=\n"  # without a value
         'NVIDIA_CTK_CDI_OUTPUT_FILE_PATH="/var/run/cdi/other.yaml"\n'
         "NVIDIA_CTK_CDI_GENERATE_DEVICE_NAME_STRATEGIES=uuid\n"
         "LD_PRELOAD=/evil.so\n"
