@@ -1,5 +1,7 @@
 """Which evictions a PodDisruptionBudget counts."""
 
+import dataclasses
+
 import pytest
 
 from mig_manager.core.node import evictions
@@ -27,3 +29,44 @@ def test_the_eviction_of_an_unready_pod_counts(
     )
     assert budget.is_used_by(samples.pod(is_ready=False)) is counts
     assert budget.is_used_by(samples.pod(is_ready=True))
+
+
+@pytest.mark.parametrize(
+    ("allowed", "has_bare", "rolling", "refused", "exhausted"),
+    [
+        pytest.param(4, False, "", "", "", id="it allows more than all"),
+        pytest.param(3, True, "", "", "", id="it allows all"),
+        pytest.param(2, False, "ab", "c", "", id="it allows some"),
+        pytest.param(0, False, "", "abc", "abc", id="it allows none"),
+        pytest.param(-1, False, "", "abc", "abc", id="it is below its limit"),
+        pytest.param(2, True, "ab", "c", "", id="the last pods have successors"),
+        pytest.param(1, True, "", "abc", "abc", id="nothing replaces some of the last pods"),
+    ],
+)
+def test_a_budget_grants_the_evictions_of_the_first_pods(
+    allowed: int, rolling: str, refused: str, exhausted: str, *, has_bare: bool
+) -> None:
+    budget = evictions.Budget(
+        namespace="default", name="web", selector=(), allowed=allowed, healthy=0, desired=0
+    )
+    owners = (None, None, "ReplicaSet") if has_bare else ("ReplicaSet",) * 3
+    pods = [samples.pod(name, owner_kind=owner) for name, owner in zip("abc", owners, strict=True)]
+    not_running = samples.pod("d", phase="Pending")
+
+    count = evictions.count([*pods, not_running], [budget])
+
+    assert "".join(pod.name for pod in count.rolling) == rolling
+    assert {key.removeprefix("default/") for key in count.refused} == {*refused}
+    assert {key.removeprefix("default/") for key in count.exhausted} == {*exhausted}
+    assert count.spent == ((budget,) if refused else ())
+
+
+def test_a_budget_whose_status_is_outdated_grants_no_eviction() -> None:
+    current = evictions.Budget(
+        namespace="default", name="web", selector=(), allowed=9, healthy=0, desired=0
+    )
+    outdated = dataclasses.replace(current, is_current=False)
+
+    count = evictions.count([samples.pod("a")], [outdated])
+
+    assert count.exhausted == {"default/a": "PodDisruptionBudget web is still being processed"}
