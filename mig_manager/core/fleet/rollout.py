@@ -478,7 +478,7 @@ def _startable(decision: RolloutDecision) -> tuple[str, ...]:
         if not (node.is_reserved or node.is_outdated)
     )
     # Nodes that are already unavailable do not add to the limit.
-    for node in sorted(free, key=lambda each: not each.is_unavailable):
+    for node in free:
         fits = node.is_unavailable or unavailable < decision.max_unavailable
         if fits and in_progress + len(startable) < decision.max_unavailable:
             unavailable += not node.is_unavailable
