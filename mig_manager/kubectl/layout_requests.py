@@ -6,6 +6,7 @@ for, or to a version whose differences do not affect the plan.
 
 import dataclasses
 import datetime as dt
+from typing import TYPE_CHECKING
 
 from mig_manager import errors, reasons
 from mig_manager.core.files import yaml_tree
@@ -13,6 +14,9 @@ from mig_manager.core.fleet import fleet_nodes, node_reports, preview
 from mig_manager.core.layout import custom_layouts, layout_documents, layouts
 from mig_manager.core.objects import node_object, well_known
 from mig_manager.kubectl import cluster_command, node_plans
+
+if TYPE_CHECKING:
+    from mig_manager.core.answers import fleet_answers
 
 _ATTEMPTS = 5  # kubelet writes to the Node too, every few seconds at its start
 
@@ -30,7 +34,7 @@ class RequestedPlan:
         """Whether the node can have the layout."""
         return self.plans.is_good or self.is_requested
 
-    def to_data(self) -> dict[str, object]:
+    def to_data(self) -> "fleet_answers.ClusterPlan":
         """Return plain data for JSON and YAML."""
         return {**self.plans.to_data(), "is_requested": self.is_requested}
 

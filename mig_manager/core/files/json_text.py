@@ -40,10 +40,11 @@ def strings(value: object) -> dict[str, str]:
     return {key: string(value, key) for key in value}
 
 
-def string_list(value: object) -> list[str]:
-    """Return a list of strings; ValueError if it is anything else."""
+def string_list(data: Mapping[str, Any], key: str) -> list[str]:
+    """Return the list of strings of an object, empty if missing; ValueError if it is none."""
+    value = data.get(key, [])
     if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
-        raise ValueError("not a JSON list of strings")
+        raise ValueError(f"{key} is not a list of strings")
     return value
 
 

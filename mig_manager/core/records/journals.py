@@ -41,7 +41,7 @@ class HostEntries:
     @staticmethod
     def from_data(data: Mapping[str, Any]) -> "HostEntries":
         """Parse the members of the journal's JSON; ValueError if one is invalid."""
-        services = json_text.string_list(data.get("hostServices", []))
+        services = json_text.string_list(data, "hostServices")
         if len(services) > _MAX_SERVICES:
             raise ValueError(f"hostServices has {len(services)} names")
         return HostEntries(
@@ -79,7 +79,7 @@ class GpuEntries:
     @staticmethod
     def from_data(data: Mapping[str, Any]) -> "GpuEntries":
         """Parse the members of the journal's JSON; ValueError if one is invalid."""
-        uuids = json_text.string_list(data.get("persistentGpus", []))
+        uuids = json_text.string_list(data, "persistentGpus")
         if len(uuids) > _MAX_GPUS:
             raise ValueError(f"persistentGpus has {len(uuids)} UUIDs")
         return GpuEntries(

@@ -88,7 +88,7 @@ class NodeEntries:
             for key, value in paused.items()
         ):
             raise ValueError("pausedLabels is not a map of deploy labels")
-        advertisers = json_text.string_list(data.get("advertisers", []))
+        advertisers = json_text.string_list(data, "advertisers")
         if not all(map(well_known.is_deploy_label, advertisers)):
             raise ValueError("advertisers is not a list of deploy labels")
         return NodeEntries(

@@ -300,7 +300,7 @@ class RequestRecord:
                 desired_hashes=json_text.strings(data.get("desiredHashes", {})),
                 rebooted_hash=None if rebooted is None else json_text.string(data, "rebootedHash"),
                 rebooted_from=json_text.string(data, "rebootedFrom", ""),
-                awaited=frozenset(json_text.string_list(data.get("awaited", []))),
+                awaited=frozenset(json_text.string_list(data, "awaited")),
                 applied_fingerprints=None
                 if applied is None
                 else applied_gpus.GpuFingerprints.from_data(applied),

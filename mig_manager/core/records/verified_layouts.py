@@ -53,14 +53,15 @@ class VerifiedLayout:
         # Only a repair needs them, and a boot restores the layout without them.
         with contextlib.suppress(ValueError):
             gpus = inventory_codec.from_data(data.get("inventory", {}))
-        earlier, covered = data.get("earlier"), json_values.items(data.get("covered"))
+        earlier = data.get("earlier")
+        json_values.items(data.get("covered"))  # neither missing nor too long
         return VerifiedLayout(
             config=json_text.string(data, "config", ""),
             config_hash=json_text.string(data, "configHash", ""),
             boot_id=json_text.string(data, "bootId", ""),
             snapshot=snapshot_codec.from_data(data.get("snapshot")),
             gpus=gpus,
-            covered=tuple(json_text.string_list(covered)),
+            covered=tuple(json_text.string_list(data, "covered")),
             # Only named to people.
             earlier={str(uuid): str(name) for uuid, name in earlier.items()}
             if isinstance(earlier, dict)
