@@ -102,38 +102,28 @@ def test_a_gpu_that_answers_nothing_is_repaired_by_a_restarted_agent(stage: Repa
     stage.assert_only_gpu_1_was_repaired(before)
 
 
-@pytest.fixture
-def passive_stage() -> Iterator[agent_stage.ObservedStage]:
-    """An agent that repairs nothing."""
-    with agent_stage.ObservedStage("2xA30", "--watch-gpu-events") as stage:
-        yield stage
-
-
 @pytest.mark.slow
-def test_an_xid_starts_a_check_that_finds_the_recovery_action(
-    passive_stage: agent_stage.ObservedStage,
-) -> None:
-    state = nvml_faults.SharedState(passive_stage.machine.state_file)
-    uuid = state.boards[1].uuid
-    passive_stage.apply_layout("all-1g.6gb")
+def test_an_xid_starts_a_check_that_finds_the_recovery_action() -> None:
+    with agent_stage.ObservedStage("2xA30", "--watch-gpu-events") as stage:
+        state = nvml_faults.SharedState(stage.machine.state_file)
+        uuid = state.boards[1].uuid
+        stage.apply_layout("all-1g.6gb")
 
-    def conditions() -> dict[str, str]:
-        return {
-            each["type"]: each["status"] for each in passive_stage.node()["status"]["conditions"]
-        }
+        def conditions() -> dict[str, str]:
+            return {each["type"]: each["status"] for each in stage.node()["status"]["conditions"]}
 
-    passive_stage.wait_for_listener()
-    state.fail_gpu(1, action=1, xid=79)
-    passive_stage.wait(lambda: conditions().get("GpuRecoveryNeeded") == "True", "the condition")
+        stage.wait_for_listener()
+        state.fail_gpu(1, action=1, xid=79)
+        stage.wait(lambda: conditions().get("GpuRecoveryNeeded") == "True", "the condition")
 
-    assert conditions()["MigReady"] == "True"
-    assert passive_stage.series("xids_total") == {f"{uuid},79": 1}
-    assert passive_stage.series("gpu_recovery_action") == {f"gpu-reset,1,{uuid}": 1}
+        assert conditions()["MigReady"] == "True"
+        assert stage.series("xids_total") == {f"{uuid},79": 1}
+        assert stage.series("gpu_recovery_action") == {f"gpu-reset,1,{uuid}": 1}
 
-    # Xid 154: the recovery action has changed.
-    state.fail_gpu(1, xid=154)
-    passive_stage.wait(lambda: conditions()["GpuRecoveryNeeded"] == "False", "the recovery")
-    assert passive_stage.series("gpu_recovery_action") == {}
+        # Xid 154: the recovery action has changed.
+        state.fail_gpu(1, xid=154)
+        stage.wait(lambda: conditions()["GpuRecoveryNeeded"] == "False", "the recovery")
+        assert stage.series("gpu_recovery_action") == {}
 
 
 @pytest.fixture

@@ -33,51 +33,47 @@ class CheckpointedNode(ShellNode):
         self.argv = ("restore", "-f", str(self.file))
 
 
-@pytest.fixture
-def checkpointed_node(tmp_path: pathlib.Path) -> CheckpointedNode:
-    return CheckpointedNode(tmp_path, "2xA100-SXM4-40GB")
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("spec", ["2xA100-SXM4-40GB", "2xH100-SXM5-80GB"])
 def test_after_a_reboot_the_identical_placements_come_back(
     tmp_path: pathlib.Path, spec: str
 ) -> None:
-    checkpointed_node = CheckpointedNode(tmp_path, spec)
-    text = checkpointed_node.file.read_bytes()
-    checkpointed_node.state.reboot()
-    assert checkpointed_node.geometry != checkpointed_node.before
+    node = CheckpointedNode(tmp_path, spec)
+    text = node.file.read_bytes()
+    node.state.reboot()
+    assert node.geometry != node.before
 
-    restored = checkpointed_node.run(*checkpointed_node.argv)
+    restored = node.run(*node.argv)
 
     assert (restored.status, restored.out) == (
         0,
         "MIG configuration restored successfully\n",
     ), restored.err
-    assert checkpointed_node.geometry == checkpointed_node.before
-    checkpointed_node.run("checkpoint", "-f", str(checkpointed_node.file))
-    assert checkpointed_node.file.read_bytes() == text
-    again = checkpointed_node.run(*checkpointed_node.argv)
+    assert node.geometry == node.before
+    node.run("checkpoint", "-f", str(node.file))
+    assert node.file.read_bytes() == text
+    again = node.run(*node.argv)
     assert again.status == 0
     assert "nothing to do" in again.err
 
 
 @pytest.mark.slow
 def test_a_checkpoint_replaces_a_file_as_a_whole_and_writes_into_a_pipe(
-    checkpointed_node: CheckpointedNode,
+    tmp_path: pathlib.Path,
 ) -> None:
-    text = checkpointed_node.file.read_text()
-    checkpointed_node.file.write_text("x" * 100_000)
-    checkpointed_node.file.chmod(0o640)
-    link = checkpointed_node.file.with_name("link.json")
-    link.symlink_to(checkpointed_node.file.name)
-    names = sorted(checkpointed_node.file.parent.iterdir())
+    node = CheckpointedNode(tmp_path, "2xA100-SXM4-40GB")
+    text = node.file.read_text()
+    node.file.write_text("x" * 100_000)
+    node.file.chmod(0o640)
+    link = node.file.with_name("link.json")
+    link.symlink_to(node.file.name)
+    names = sorted(node.file.parent.iterdir())
 
-    assert checkpointed_node.run("checkpoint", "-f", str(link)).status == 0
-    piped = checkpointed_node.run_process("checkpoint", "-f", "/dev/stdout")
+    assert node.run("checkpoint", "-f", str(link)).status == 0
+    piped = node.run_process("checkpoint", "-f", "/dev/stdout")
 
-    assert checkpointed_node.file.read_text() == text
+    assert node.file.read_text() == text
     assert link.is_symlink()
-    assert checkpointed_node.file.stat().st_mode & 0o777 == 0o640
-    assert sorted(checkpointed_node.file.parent.iterdir()) == names
+    assert node.file.stat().st_mode & 0o777 == 0o640
+    assert sorted(node.file.parent.iterdir()) == names
     assert piped.out.startswith(text)

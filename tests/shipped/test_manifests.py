@@ -20,12 +20,6 @@ from tests.rigs.shipped.unit_files import (
 every_agent = pytest.mark.parametrize("name", AGENTS)
 
 
-@pytest.fixture
-def default() -> Overlay:
-    """What ``kubectl apply -k deploy`` would apply."""
-    return overlay("unprivileged")
-
-
 # -- objects ----------------------------------------------------------------------------------
 
 
@@ -39,7 +33,8 @@ def test_objects_have_only_fields_that_the_api_defines(name: str) -> None:
             assert client.sanitize_for_serialization(typed) == thing
 
 
-def test_default_is_the_unprivileged_agent_with_shipped_profiles(default: Overlay) -> None:
+def test_default_is_the_unprivileged_agent_with_shipped_profiles() -> None:
+    default = overlay("unprivileged")
     text = (ROOT / "profiles" / "mig-parted.yaml").read_text(encoding="utf-8")
     namespace = default.by_kind["Namespace"]["metadata"]
 

@@ -50,20 +50,14 @@ def plant(file: pathlib.Path, **profiles: dict[str, Any]) -> pathlib.Path:
     return changed
 
 
-@pytest.fixture(scope="module")
-def every(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """Return the row of each product, by way of a capture."""
-    folder = tmp_path_factory.mktemp("captures")
+@pytest.mark.slow
+def test_a_row_of_a_capture_is_the_product_of_its_source(tmp_path: pathlib.Path) -> None:
     rows: list[dict[str, Any]] = []
     for first in range(0, len(MIG), hardware.MAX_GPUS):
         spec = "+".join(product.key for product in MIG[first : first + hardware.MAX_GPUS])
-        rows += node_spec.rows(capture(folder, spec, name=f"{first}.json"))
-    return rows
+        rows += node_spec.rows(capture(tmp_path, spec, name=f"{first}.json"))
 
-
-@pytest.mark.slow
-def test_a_row_of_a_capture_is_the_product_of_its_source(every: list[dict[str, Any]]) -> None:
-    for product, row in zip(MIG, every, strict=True):
+    for product, row in zip(MIG, rows, strict=True):
         replayed = hardware.of_row(row)
         source = hardware.of_gpu(product.pci_device_ids[0], product.names[0], product.memory_mib)
         assert source is not None

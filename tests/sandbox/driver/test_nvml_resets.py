@@ -1,7 +1,7 @@
 """Resets of simulated GPUs: by the driver itself, by the stand-in ``nvidia-smi``, by a reboot."""
 
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from typing import Any
 
 import pynvml
@@ -16,18 +16,6 @@ from testkit import nvidia_smi, nvml_faults
 from tests.rigs.node import nvml_rig
 
 FIRST, SECOND = "00000000:07:00.0", "00000000:0F:00.0"
-Run = Callable[..., tuple[int, str]]
-
-
-@pytest.fixture
-def smi(capsys: pytest.CaptureFixture[str]) -> Run:
-    """Run ``nvidia-smi`` on a node and return its exit status and its output."""
-
-    def run(library: nvml_faults.CountingLibrary, *line: str) -> tuple[int, str]:
-        status = nvidia_smi.main([str(library.state.path), *line])
-        return status, capsys.readouterr().out
-
-    return run
 
 
 @pytest.mark.parametrize(
@@ -42,7 +30,11 @@ def smi(capsys: pytest.CaptureFixture[str]) -> Run:
     ids=["virtual machine", "vGPU guest", "no permission", "linked", "in use"],
 )
 def test_a_reset_is_refused_for_all_named_gpus_as_on_a_real_machine(
-    options: dict[str, object], status: int, text: str, start: nvml_rig.Start, smi: Run
+    options: dict[str, object],
+    status: int,
+    text: str,
+    start: nvml_rig.Start,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     library = start("3xA100", **options)
     if not options:
@@ -50,9 +42,9 @@ def test_a_reset_is_refused_for_all_named_gpus_as_on_a_real_machine(
         library.state.add_client(uuid, name="dcgm", kind=states.ClientKind.MONITOR)
     before = library.state.read()
 
-    exit_status, output = smi(library, "-r", "-i", f"{FIRST},{SECOND}")
+    exit_status = nvidia_smi.main([str(library.state.path), "-r", "-i", f"{FIRST},{SECOND}"])
 
-    assert (exit_status, text in output) == (status, True)
+    assert (exit_status, text in capsys.readouterr().out) == (status, True)
     assert library.state.read() == before
 
 
