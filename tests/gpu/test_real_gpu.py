@@ -1,4 +1,4 @@
-"""The adapter on real GPUs: it observes and changes nothing, so the GPUs may be in use."""
+"""The adapter and ``doctor`` on real GPUs: they change nothing, so the GPUs may be in use."""
 
 import re
 
@@ -8,7 +8,10 @@ import pytest
 from mig_manager import errors, reasons
 from mig_manager.adapters import host
 from mig_manager.adapters.nvml import events, nvml_gpus, worker_client
+from mig_manager.cli import registry
 from mig_manager.cli.acceptance import acceptance_report
+from mig_manager.cli.doctor import doctor_facts, doctor_report, doctor_settings, examination
+from mig_manager.cli.toolkit import parser
 from mig_manager.core import model, steps
 
 pytestmark = pytest.mark.gpu
@@ -98,3 +101,20 @@ def test_every_gpu_with_mig_reports_whether_it_has_events(gpus: tuple[model.Gpu,
 @pytest.mark.usefixtures("gpus")
 def test_an_empty_plan_is_allowed() -> None:
     nvml_gpus.NvmlGpus(clock=host.SystemClock()).execute(steps.Plan(gpus=()))
+
+
+def test_doctor_checks_every_gpu_without_an_internal_error() -> None:
+    settings = doctor_settings.DoctorSettings.read(
+        parser.parse(registry.PROGRAM, ["doctor", "--timeout-s", "60"]), {}
+    )
+
+    report = examination.examine(
+        examination.CHECKS, doctor_facts.facts(settings), timeout_s=settings.timeout_s
+    )
+
+    findings = dict(report.findings)
+    if findings["driver"].result is doctor_report.CheckResult.FAIL:
+        pytest.skip(f"no NVIDIA driver here: {findings['driver'].text}")
+    assert set(findings) == {check.name for check in examination.CHECKS}
+    assert not [each for _, each in report.findings if "the check failed" in each.text]
+    assert findings["gpu-processes"].result is not doctor_report.CheckResult.SKIPPED
