@@ -21,7 +21,7 @@ from mig_manager.agent import agent_settings, main
 from mig_manager.core import ports
 from mig_manager.sandbox.driver import simulated_nvml
 from testkit import nvml_faults
-from tests.rigs.stage import in_process, strike_points
+from tests.rigs.stage import in_process, process_moments
 
 IDLE = "idle"  # noted whenever the agent begins to wait: for a request, or for its next retry
 _NO_PORTS = frozenset({"clock", "telemetry", "pod_watch"})  # whose calls change nothing
@@ -45,7 +45,7 @@ def serve(arguments: Arguments) -> int:
     os.dup2(output, 1)
     os.dup2(output, 2)
     log.configure(level="info", is_json=False, lines=line_writer.LineWriter(sys.stderr))
-    moments = strike_points.Moments(
+    moments = process_moments.Moments(
         pathlib.Path(arguments.moments),
         strike_at=arguments.strike_at,
         strike_with=signal.Signals(arguments.strike_with),
@@ -75,11 +75,13 @@ def serve(arguments: Arguments) -> int:
     return 0
 
 
-def _with_moments(moments: strike_points.Moments, deps: ports.Dependencies) -> ports.Dependencies:
+def _with_moments(
+    moments: process_moments.Moments, deps: ports.Dependencies
+) -> ports.Dependencies:
     """Return the same with a moment before and after each call of a port, also of later ones."""
     everything = {f.name: getattr(deps, f.name) for f in dataclasses.fields(deps)}
     with_moments: dict[str, Any] = {
-        name: strike_points.StruckPort(port, name, moments.call)
+        name: process_moments.WatchedPort(port, name, moments.call)
         for name, port in everything.items()
         if name not in _NO_PORTS and port is not None and not isinstance(port, str)
     }
@@ -89,7 +91,7 @@ def _with_moments(moments: strike_points.Moments, deps: ports.Dependencies) -> p
 class _Library(nvml_faults.CountingLibrary):
     """Comes to a moment before and after each change that a GPU takes."""
 
-    def __init__(self, state: nvml_faults.SharedState, moments: strike_points.Moments) -> None:
+    def __init__(self, state: nvml_faults.SharedState, moments: process_moments.Moments) -> None:
         super().__init__(state)
         self._moments = moments
 

@@ -12,7 +12,7 @@ from mig_manager.sandbox.node import objects
 from tests.crash import changes, stage
 from tests.rigs import layout_table
 from tests.rigs.node.simulated_rig import devices
-from tests.rigs.stage import strike_points
+from tests.rigs.stage import process_moments
 
 _RECORDINGS = 3
 _GRACE_S = 60.0
@@ -63,7 +63,7 @@ def _moments(change: changes.ProcessChange, start: stage.Start) -> tuple[str, ..
         problem = f"{rig.status()}\n{rig.logs()}"
         assert rig.status()["state"] == change.ends.value, problem
         assert rig.status()["reason"] == change.reason.value, problem
-        return strike_points.distinct_moments(agent.moments())
+        return process_moments.distinct_moments(agent.moments())
 
 
 def _start_of(change: changes.ProcessChange) -> stage.Start:

@@ -43,8 +43,8 @@ _FORKS.set_forkserver_preload(
 )
 
 Serials = Mapping[str, tuple[int, int]]
-"""MIG UUID to the serials of the instances behind it: the same slot keeps its UUID when it is
-destroyed and created again, its serial does not."""
+"""MIG UUID to the serials of the instances behind it: an instance that is created again in the
+same place has the same UUID, and another serial."""
 
 
 class Start(NamedTuple):

@@ -16,7 +16,7 @@ from mig_manager.core.objects import well_known
 from mig_manager.core.records import run_status
 from mig_manager.sandbox.driver import resets, simulated_nvml
 from tests.rigs.node import fake_cluster, fakes, inboxes, strikes
-from tests.rigs.stage import in_process, strike_points
+from tests.rigs.stage import in_process, process_moments
 from tests.soak import cluster as soak_cluster
 from tests.soak import driver, script
 
@@ -70,7 +70,7 @@ class Process:
             "configs": configs,
         }
         heard: dict[str, Any] = {
-            n: strike_points.StruckPort(p, n, rig.script.call) for n, p in in_memory.items()
+            n: process_moments.WatchedPort(p, n, rig.script.call) for n, p in in_memory.items()
         }
         agent = in_process.new_agent(
             agent_settings.AgentSettings.read(dict(_OPTIONS) | {"heal_drift": heals}, {}),

@@ -6,6 +6,9 @@ A moment is just before a call of a port (``Call``), just before a step of the d
 - ``"gpus.execute"``: the calls of one method; ``17``: the call with this index into the log
 - ``Time(8)``: the first wait that ends at or after a time of the node's clock
 - ``steps.SetMode``, ``moments.Call``: all moments of a type
+
+A strike is what ends or disturbs an agent at a moment: a kill, a failed call, or what another
+program writes then.
 """
 
 import contextlib

@@ -1,4 +1,4 @@
-"""Strike the run of an agent on a node in memory: kill it, supersede it, or have a call fail."""
+"""Kill or supersede an agent at the moments of its run, and the errors of calls that fail."""
 
 import contextlib
 import itertools

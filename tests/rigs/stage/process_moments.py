@@ -1,4 +1,4 @@
-"""Moments at which an agent process can be killed: before and after every call of a port.
+"""The moments of an agent process: before and after every call of a port.
 
 A moment's name has the side, the call and its number: ``after node.patch #3``. Reads are counted
 from the last call that may change something: ``after workloads.list #2 since node.patch #3``. So
@@ -127,7 +127,7 @@ def _is_repeated(moment: str) -> bool:
     return bool(anchor) and not name.endswith(" #1")
 
 
-class StruckPort:
+class WatchedPort:
     """Stands before a port.
 
     Args:
