@@ -10,7 +10,7 @@ from mig_manager.core.node.devices import claims
 from mig_manager.core.objects import well_known
 from mig_manager.core.records import run_status
 from mig_manager.reasons import Reason
-from tests.pipeline.dra_scenes import (
+from tests.pipeline.scenes import (
     KEEP_ONE,
     add_unbound,
     published_uuids,

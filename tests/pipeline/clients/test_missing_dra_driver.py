@@ -10,7 +10,7 @@ from mig_manager.core.node.devices import claims
 from mig_manager.core.objects import pod_object, well_known
 from mig_manager.core.records import journals, node_entries, run_status
 from mig_manager.reasons import Reason
-from tests.pipeline.dra_scenes import (
+from tests.pipeline.scenes import (
     KEEP_ONE,
     published_uuids,
     without_driver,

@@ -8,9 +8,9 @@ from mig_manager.core import steps
 from mig_manager.core.node import policies
 from mig_manager.core.objects import well_known
 from mig_manager.reasons import Reason
-from tests.pipeline import drifts
+from tests.pipeline import scenes
 from tests.pipeline.custom_requests import custom_layout, document, request_custom
-from tests.pipeline.gpu_processes import WHOLE, of_pods, outdated_node, process
+from tests.pipeline.scenes import WHOLE, outdated_node, process, processes_of_pods
 from tests.rigs.node import agents, driver_rules, ends, moments, node_rig, nodes, strikes
 
 RETRIES = 3  # how often a run is repeated, with a new agent each time
@@ -199,9 +199,12 @@ def test_a_process_of_a_pod_that_is_evicted_blocks_no_plan() -> None:
 
 def test_pods_whose_devices_no_gpu_has_are_evicted_with_the_others() -> None:
     rig = outdated_node()
-    rig.driver.processes = {rig.gpus[0].uuid: of_pods(rig, 0)}
+    rig.driver.processes = {rig.gpus[0].uuid: processes_of_pods(rig, 0)}
     rig.callbacks.add(
-        moments.Call, rig.driver.processes.clear, when=lambda: not of_pods(rig, 0), times=1
+        moments.Call,
+        rig.driver.processes.clear,
+        when=lambda: not processes_of_pods(rig, 0),
+        times=1,
     )
     ends.run_to(rig, "all-balanced", Reason.APPLIED)
     assert not any(name.startswith("gpu0") for name in rig.pods.names)
@@ -211,14 +214,14 @@ def test_pods_whose_devices_no_gpu_has_are_evicted_with_the_others() -> None:
 
 def test_pods_with_missing_devices_are_not_evicted_without_a_request() -> None:
     rig = outdated_node()
-    rig.driver.processes = {rig.gpus[0].uuid: of_pods(rig, 0)}
+    rig.driver.processes = {rig.gpus[0].uuid: processes_of_pods(rig, 0)}
     texts = ("default/gpu0-0", "no GPU has its device")
     run_repeatedly_to(rig, "all-1g.5gb", Reason.DRIFTED, *texts)
 
 
 def test_no_pod_is_evicted_while_a_process_outside_pods_uses_a_device() -> None:
     rig = outdated_node()
-    users = (*of_pods(rig, 0), process("unit train.service"))
+    users = (*processes_of_pods(rig, 0), process("unit train.service"))
     rig.driver.processes = {rig.gpus[0].uuid: users}
     texts = ("trainer (pid 7, unit train.service)",)
     run_repeatedly_to(rig, "all-balanced", Reason.IN_USE, *texts)
@@ -255,7 +258,7 @@ def test_a_pod_with_a_missing_claimed_device_is_not_evicted_unrequested() -> Non
     rig.callbacks.add(
         moments.Call, rig.driver.processes.clear, when=lambda: uid not in rig.pods, times=1
     )
-    drifts.tamper(rig)
+    scenes.tamper(rig)
     layout = "all-balanced"
     outcome = agents.run(rig, layout, is_heal=True)
     assert outcome.reason is Reason.DRIFTED

@@ -10,7 +10,7 @@ from mig_manager.core.node.daemons import clients
 from mig_manager.core.objects import well_known
 from mig_manager.core.records import journals, node_entries
 from mig_manager.reasons import Reason
-from tests.pipeline import dra_scenes
+from tests.pipeline import scenes
 from tests.rigs.node import agents, ends, moments, node_rig, nodes, strikes
 from tests.rigs.node.nodes import EXTRA_CLIENTS
 
@@ -298,15 +298,15 @@ def test_a_rollback_that_failed_is_not_repeated_in_the_same_run() -> None:
 @pytest.mark.parametrize("is_late", [False, True], ids=["before", "after the pause"])
 def test_a_rollback_spares_the_device_of_a_pod_that_is_not_bound_yet(*, is_late: bool) -> None:
     rig, _, new_device = after_partial_rollback(
-        dra_scenes.without_pods(nodes.dra_node()), "all-balanced"
+        scenes.without_pods(nodes.dra_node()), "all-balanced"
     )
     rig.clock.wait(1)
-    assert new_device in dra_scenes.published_uuids(rig)
+    assert new_device in scenes.published_uuids(rig)
     gpus = rig.gpus
 
     rig.callbacks.add(
         moments.Call,
-        lambda: dra_scenes.add_unbound(rig, new_device),
+        lambda: scenes.add_unbound(rig, new_device),
         when=lambda: not (is_late and rig.pods.has_dra_driver),
         times=1,
     )

@@ -7,8 +7,8 @@ import pytest
 
 from mig_manager import errors
 from mig_manager.agent import intake
-from mig_manager.core.layout import custom_layouts
 from mig_manager.core.objects import well_known
+from tests.pipeline.custom_requests import custom_layout
 from tests.rigs.node import agents, ends, moments, nodes
 
 
@@ -192,10 +192,6 @@ def test_an_agent_that_stops_in_a_run_publishes_that_it_was_interrupted() -> Non
     assert "Interrupted" in rig.node_object.events
     assert rig.node_object.ready_reasons[-1] == "Interrupted"
     ends.assert_restored(rig, is_stopped=True)
-
-
-def custom_layout(text: str | None, *, is_on_demand: bool = False) -> custom_layouts.CustomRequest:
-    return custom_layouts.CustomRequest(node_name="node-a", text=text, is_on_demand=is_on_demand)
 
 
 def test_another_annotation_makes_a_new_request_and_the_same_none(

@@ -7,7 +7,7 @@ import pytest
 from mig_manager.core.fleet import slots
 from mig_manager.core.objects import well_known
 from mig_manager.reasons import Reason
-from tests.pipeline import agent_loop, gpu_processes
+from tests.pipeline import agent_loop, scenes
 from tests.pipeline.custom_requests import CHANGED
 from tests.pipeline.requests.stories import Death, Story
 from tests.rigs.node import agents, nodes, strikes
@@ -174,8 +174,8 @@ def pod_that_only_kubelet_lists(death: Death | None) -> Story:
 def process_on_a_gpu(death: Death | None) -> Story:
     """A process on the GPU itself would keep the first new instance out."""
     story = Story(nodes.busy_node(), death)
-    story.source.text = gpu_processes.WHOLE
-    story.rig.driver.processes = {story.rig.gpus[0].uuid: (gpu_processes.process(),)}
+    story.source.text = scenes.WHOLE
+    story.rig.driver.processes = {story.rig.gpus[0].uuid: (scenes.process(),)}
     before = story.rig.gpus
     story.run_agent(story.label("whole"))
     assert_no_pod_was_evicted(story, "affected", Reason.IN_USE)
@@ -185,9 +185,9 @@ def process_on_a_gpu(death: Death | None) -> Story:
 
 def lost_mig_mode(death: Death | None) -> Story:
     """MIG mode of one GPU went off behind its pods, and a service uses that GPU."""
-    story = Story(gpu_processes.outdated_node(), death)
-    service = gpu_processes.process("unit train.service")
-    users = (*gpu_processes.of_pods(story.rig, 0), service)
+    story = Story(scenes.outdated_node(), death)
+    service = scenes.process("unit train.service")
+    users = (*scenes.processes_of_pods(story.rig, 0), service)
     story.rig.driver.processes = {story.rig.gpus[0].uuid: users}
     story.run_agent(story.label("all-balanced"))
     assert_no_pod_was_evicted(story, "gpu1-0", Reason.IN_USE)

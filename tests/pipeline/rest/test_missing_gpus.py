@@ -12,7 +12,7 @@ from mig_manager.core import model
 from mig_manager.core.objects import well_known
 from mig_manager.core.records import run_status
 from mig_manager.reasons import Reason
-from tests.pipeline.drifts import TWO_GPUS, tamper
+from tests.pipeline.scenes import TWO_GPUS, tamper
 from tests.rigs.node import agents, ends, gpu_values, node_rig, nodes, strikes
 
 

@@ -13,7 +13,7 @@ from mig_manager.core.node.devices import strategies
 from mig_manager.core.objects import discovery_labels, well_known
 from mig_manager.core.records import run_status
 from mig_manager.reasons import Reason
-from tests.pipeline.drifts import tamper
+from tests.pipeline.scenes import tamper
 from tests.rigs import layout_table
 from tests.rigs.node import (
     agents,
