@@ -186,8 +186,7 @@ def test_force_that_fails_does_not_give_the_reason_of_the_budgets(
 
 def test_a_briefly_silent_api_does_not_end_the_drain(rig: NodeRig) -> None:
     rig.kubelet.all_end_from_s = 12
-    rig.callbacks.add(moments.Time(0), lambda: rig.failures.add("workloads.list", SILENT))
-    rig.callbacks.add(moments.Time(10), rig.failures.clear)
+    rig.failures.add("workloads.list", SILENT, when=lambda: 0 < rig.clock.now_s < 10)
 
     assert run_drain(rig) == 1
 
@@ -219,7 +218,7 @@ def test_a_pod_whose_eviction_is_not_answered_counts_once(*, is_done: bool) -> N
 
 def test_silent_api_ends_the_drain_at_the_deadline(rig: NodeRig) -> None:
     rig.kubelet.all_end_from_s = math.inf
-    rig.callbacks.add(moments.Time(0), lambda: rig.failures.add("workloads.list", SILENT))
+    rig.failures.add("workloads.list", SILENT, when=lambda: rig.clock.now_s > 0)
 
     assert str(drain_to_failure(rig, Reason.API_UNAVAILABLE)) == str(SILENT)
 

@@ -50,10 +50,7 @@ def test_a_kubelet_that_restarts_is_waited_for() -> None:
     rig = nodes.busy_node()
     rig.kubelet.is_silent = True
 
-    def start() -> None:
-        rig.kubelet.is_silent &= rig.clock.now_s < 10
-
-    rig.callbacks.add(moments.Wait, start)
+    rig.callbacks.add(moments.Time(10), lambda: setattr(rig.kubelet, "is_silent", False))
     ends.run_to(rig, "one-slice-changed", Reason.APPLIED)
     assert "spared" in rig.pods.names
     assert "affected" not in rig.pods.names
@@ -95,12 +92,7 @@ def test_no_pod_is_evicted_while_one_that_only_kubelet_lists_has_a_device() -> N
 def test_a_pod_that_only_kubelet_lists_is_waited_for() -> None:
     rig = nodes.busy_node()
     rig.kubelet.devices_of_unlisted_pods["deleted"] = frozenset({nodes.device(rig, 0, "2g.10gb")})
-
-    def end() -> None:
-        if rig.clock.now_s > 5:
-            rig.kubelet.devices_of_unlisted_pods.clear()
-
-    rig.callbacks.add(moments.Wait, end)
+    rig.callbacks.add(moments.Time(5), rig.kubelet.devices_of_unlisted_pods.clear)
     ends.run_to(rig, "one-slice-changed", Reason.APPLIED)
 
 
@@ -118,12 +110,11 @@ def test_a_pod_is_not_evicted_for_the_device_of_its_predecessor(*, is_admitted: 
     rig.kubelet.devices_of_unlisted_pods["db-0"] = rig.kubelet.devices_by_pod[affected]
 
     def end() -> None:
-        if rig.clock.now_s > 5 and rig.kubelet.devices_of_unlisted_pods:
-            rig.kubelet.devices_of_unlisted_pods.clear()
-            rig.pods.change(successor, is_admitted=True)
-            rig.kubelet.devices_by_pod[successor] = devices
+        rig.kubelet.devices_of_unlisted_pods.clear()
+        rig.pods.change(successor, is_admitted=True)
+        rig.kubelet.devices_by_pod[successor] = devices
 
-    rig.callbacks.add(moments.Wait, end)
+    rig.callbacks.add(moments.Time(5), end)
     ends.run_to(rig, "one-slice-changed", Reason.APPLIED)
     assert successor in rig.pods
     assert affected not in rig.pods

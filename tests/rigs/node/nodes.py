@@ -135,7 +135,7 @@ def node_without_evictions() -> node_rig.NodeRig:
         if affected in rig.pods:
             rig.pods.change(affected, phase="Succeeded")
 
-    rig.callbacks.add(moments.Time(1.1), finish)
+    rig.callbacks.add(moments.Time(1), finish)
     return rig
 
 
