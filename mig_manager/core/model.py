@@ -187,7 +187,7 @@ class GpuInstanceProfile:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ComputeInstance:
-    """A compute instance."""
+    """A compute instance, which is a MIG device to pods."""
 
     instance_id: int
     profile: Profile

@@ -32,7 +32,7 @@ class DestroyComputeInstance:
 
     gpu_uuid: str
     gpu_instance_id: int
-    within: model.Placement  # place of the GPU instance; plans in JSON name it by its id alone
+    within: model.Placement  # of the GPU instance; plans in JSON name it by its id alone
     compute_instance_id: int
     profile: model.Profile
     uuid: str | None
