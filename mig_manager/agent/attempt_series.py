@@ -155,7 +155,7 @@ class AttemptSeries:
             self.journal = attempt.journal
             raise
         except errors.LockedError:
-            self._release_slot(attempt)
+            # The journal is still the earlier one, and the slot may be another agent's.
             raise
         else:
             self._keep_journal(attempt)
@@ -240,7 +240,8 @@ class AttemptSeries:
 
     def _release_slot(self, attempt: attempts.Attempt) -> None:
         slots = self._context.deps.slots
-        if slots is not None and not attempt.journal.node.blocks_workloads:
+        blocks_workloads = attempt.journal.node.blocks_workloads
+        if slots is not None and attempt.recorder.has_had_lock and not blocks_workloads:
             slots.release()
 
     def undo(self) -> None:

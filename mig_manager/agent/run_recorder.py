@@ -71,6 +71,8 @@ class RunRecorder:
         Node has them now."""
         self._may_write_journal = False
         """Whether this run has the node's lock and the Node's journal, whose entries it undoes."""
+        self.has_had_lock = False
+        """Whether this run has had the node's lock; if not, another agent may use its slot."""
         self.journal = journal
         self.record = record
         """The request and its results, for later runs."""
@@ -83,6 +85,7 @@ class RunRecorder:
         Before that, their run may be under way in another process: this run then neither undoes
         nor writes them.
         """
+        self.has_had_lock = True
         # Even without entries: another agent may have begun a change and been killed since.
         if not self._may_write_journal:
             self.journal = self._take_over_journal()

@@ -238,6 +238,28 @@ def test_a_change_undone_for_another_request_releases_the_slot() -> None:
     assert not rig.slots.is_taken
 
 
+@pytest.mark.parametrize("layout", ["one-slice-changed", "all-1g.5gb", None])
+def test_an_agent_without_the_lock_keeps_the_slot_of_the_other(
+    rig: node_rig.NodeRig, layout: str | None
+) -> None:
+    other = agents.new_agent(rig, lock=fakes.FakeLock(refusals=10**9))
+
+    def meet() -> bool:
+        if layout is None:
+            with pytest.raises(errors.LockedError):
+                other.restore_without_request()
+        else:
+            assert agents.run(rig, layout, by=other).reason is Reason.LOCKED
+        return rig.slots.is_taken
+
+    is_taken = rig.note(meet, at=steps.DestroyGpuInstance)
+
+    ends.run_to(rig, "one-slice-changed", Reason.APPLIED)
+
+    assert is_taken == [True]
+    assert not rig.slots.is_taken
+
+
 def test_a_node_without_a_request_holds_no_slot(rig: node_rig.NodeRig) -> None:
     rig.slots.is_taken = True
 
