@@ -3,7 +3,6 @@
 import dataclasses
 import pathlib
 import sys
-from collections.abc import Iterator
 
 import pytest
 
@@ -57,16 +56,6 @@ class UnknownStage(agent_stage.AgentStage):
         return arguments[:at] + arguments[at + 2 :]
 
 
-@pytest.fixture
-def unknown(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[UnknownStage]:
-    product = tripled_product()
-    monkeypatch.setattr(hardware, "parse_node", lambda _spec: (product, product))
-    for name, value in c_library.environ(tmp_path).items():
-        monkeypatch.setenv(name, value)
-    with UnknownStage(f"2x{product.key}", text="", has_library=True) as stage:
-        yield stage
-
-
 def origins_by_layout(stage: agent_stage.AgentStage) -> dict[str, str]:
     text = objects.annotations(stage.node()).get(well_known.LAYOUTS_ANNOTATION)
     return {each.name: each.origin for each in layout_list.from_json(text).layouts} if text else {}
@@ -74,19 +63,24 @@ def origins_by_layout(stage: agent_stage.AgentStage) -> dict[str, str]:
 
 @pytest.mark.slow
 def test_a_product_in_no_table_has_the_usual_layouts_without_any_file(
-    unknown: UnknownStage,
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    product = tripled_product()
+    monkeypatch.setattr(hardware, "parse_node", lambda _spec: (product, product))
+    for name, value in c_library.environ(tmp_path).items():
+        monkeypatch.setenv(name, value)
     command = [sys.executable, "-m", "mig_manager", "plan", "all-1g.15gb"]
-    planned = c_library.run(*command, "--library-path", str(unknown.library))
-    assert f"Origin: generated for {UNKNOWN}" in planned
 
-    unknown.apply_layout("all-1g.15gb")
+    with UnknownStage(f"2x{product.key}", text="", has_library=True) as stage:
+        planned = c_library.run(*command, "--library-path", str(stage.library))
+        assert f"Origin: generated for {UNKNOWN}" in planned
 
-    assert unknown.allocatable() == {"nvidia.com/mig-1g.15gb": 14}
-    assert unknown.status()["origin"] == f"generated for {UNKNOWN}"
-    assert {"all-balanced", "all-disabled", "all-enabled", "all-7g.120gb"} <= origins_by_layout(
-        unknown
-    ).keys()
+        stage.apply_layout("all-1g.15gb")
+
+        assert stage.allocatable() == {"nvidia.com/mig-1g.15gb": 14}
+        assert stage.status()["origin"] == f"generated for {UNKNOWN}"
+        usual = {"all-balanced", "all-disabled", "all-enabled", "all-7g.120gb"}
+        assert usual <= origins_by_layout(stage).keys()
 
 
 @pytest.mark.slow

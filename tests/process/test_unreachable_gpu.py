@@ -1,7 +1,7 @@
 """The real agent on a node of eight GPUs that loses one, and gets it back."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 import pytest
 
@@ -10,12 +10,6 @@ from mig_manager.sandbox.node import objects
 from testkit import nvml_faults
 from tests.rigs.driver.eight_gpus import LAYOUTS, LOST, SPEC
 from tests.rigs.stage import agent_stage
-
-
-@pytest.fixture
-def stage() -> Iterator[agent_stage.ObservedStage]:
-    with agent_stage.ObservedStage(SPEC, text=LAYOUTS) as stage:
-        yield stage
 
 
 def instances(state: nvml_faults.SharedState) -> list[int]:
@@ -45,27 +39,30 @@ def assert_published(stage: agent_stage.ObservedStage, uuid: str) -> None:
 
 
 @pytest.mark.slow
-def test_agent_serves_the_others_and_a_returned_gpu(stage: agent_stage.ObservedStage) -> None:
-    state = nvml_faults.SharedState(stage.machine.state_file)
-    stage.apply_layout("halves")
+def test_agent_serves_the_others_and_a_returned_gpu() -> None:
+    with agent_stage.ObservedStage(SPEC, text=LAYOUTS) as stage:
+        state = nvml_faults.SharedState(stage.machine.state_file)
+        stage.apply_layout("halves")
 
-    # Lost at rest: the agent observes again, and then serves another layout without it.
-    state.lose_gpu(LOST)
-    stage.apply_layout("sevenths")
-    assert instances(state) == [7, 7, 7, 2, 7, 7, 7, 7]
-    assert stage.allocatable() == {"nvidia.com/mig-1g.5gb": 49}
-    assert_published(stage, state.boards[LOST].uuid)
+        # Lost at rest: the agent observes again, and then serves another layout without it.
+        state.lose_gpu(LOST)
+        stage.apply_layout("sevenths")
+        assert instances(state) == [7, 7, 7, 2, 7, 7, 7, 7]
+        assert stage.allocatable() == {"nvidia.com/mig-1g.5gb": 49}
+        assert_published(stage, state.boards[LOST].uuid)
 
-    # A layout that names it fails, before anything is touched.
-    assert stage.fail_to_apply("names-it")["reason"] == "GpuUnreachable"
-    assert instances(state) == [7, 7, 7, 2, 7, 7, 7, 7]
+        # A layout that names it fails, before anything is touched.
+        assert stage.fail_to_apply("names-it")["reason"] == "GpuUnreachable"
+        assert instances(state) == [7, 7, 7, 2, 7, 7, 7, 7]
 
-    stage.apply_layout("sevenths")
+        stage.apply_layout("sevenths")
 
-    # Back from the shop, without MIG mode: the layout is applied to it.
-    state.return_gpu(LOST, keeps_mode=False)
-    stage.wait(lambda: stage.allocatable() == {"nvidia.com/mig-1g.5gb": 56}, "the GPU's devices")
-    stage.wait(lambda: "unreachableGpus" not in stage.status(), "a status without it")
-    stage.wait(lambda: stage.series("unreachable_gpu") == {}, "no metric")
-    stage.wait(lambda: stage.status()["state"] == "success", "the end")
-    assert instances(state) == [7] * 8
+        # Back from the shop, without MIG mode: the layout is applied to it.
+        state.return_gpu(LOST, keeps_mode=False)
+        stage.wait(
+            lambda: stage.allocatable() == {"nvidia.com/mig-1g.5gb": 56}, "the GPU's devices"
+        )
+        stage.wait(lambda: "unreachableGpus" not in stage.status(), "a status without it")
+        stage.wait(lambda: stage.series("unreachable_gpu") == {}, "no metric")
+        stage.wait(lambda: stage.status()["state"] == "success", "the end")
+        assert instances(state) == [7] * 8

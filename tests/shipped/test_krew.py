@@ -56,20 +56,6 @@ def manifest(package_folder: pathlib.Path) -> dict[str, Any]:
     return content
 
 
-@pytest.fixture(scope="module")
-def plugin_folder(
-    archive: pathlib.Path, manifest: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
-) -> pathlib.Path:
-    """A folder on the PATH as krew leaves it, and a Python without any package."""
-    store, folder = tmp_path_factory.mktemp("store"), tmp_path_factory.mktemp("bin")
-    programs.unpack(archive, store)
-    program = store / manifest["spec"]["platforms"][0]["bin"]
-    for name in ("kubectl-mig", "kubectl_complete-mig"):
-        (folder / name).symlink_to(program)
-    programs.write_script(folder / "python3", f'exec "{sys.executable}" -S "$@"')
-    return folder
-
-
 @pytest.mark.slow
 def test_the_manifest_passes_krews_own_check(manifest: dict[str, Any]) -> None:
     assert manifest["apiVersion"] == "krew.googlecontainertools.github.com/v1alpha2"
@@ -130,15 +116,22 @@ def test_a_python_that_is_too_old_can_read_why() -> None:
 
 @pytest.mark.slow
 def test_kubectl_runs_what_krew_installs(
-    plugin_folder: pathlib.Path, tmp_path: pathlib.Path
+    archive: pathlib.Path, manifest: dict[str, Any], tmp_path: pathlib.Path
 ) -> None:
+    # A folder on the PATH as krew leaves it, and a Python without any package.
+    store, folder = tmp_path / "store", tmp_path / "bin"
+    programs.write_script(folder / "python3", f'exec "{sys.executable}" -S "$@"')
+    programs.unpack(archive, store)
+    for name in ("kubectl-mig", "kubectl_complete-mig"):
+        (folder / name).symlink_to(store / manifest["spec"]["platforms"][0]["bin"])
+
     with apiserver.serve() as server:
         gpus = plugin_rig.gpus_with("1xA100-SXM4-40GB", "all-balanced")
         server.store.create(plugin_rig.node("n1", gpus=gpus))
         product = {"nvidia.com/gpu.product": "NVIDIA-A30", "nvidia.com/gpu.count": "1"}
         server.store.create(plugin_rig.node("n2", labels=product))
         server.store.create(api_objects.a_config_map(plugin_rig.CONFIG))
-        user = plugin_rig.kubectl_user(server, tmp_path, plugins=plugin_folder)
+        user = plugin_rig.kubectl_user(server, tmp_path, plugins=folder)
 
         assert user.run_kubectl_mig("version").out == f"kubectl-mig {mig_manager.__version__}\n"
         status = user.run_kubectl_mig("status", "n1")

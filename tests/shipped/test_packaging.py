@@ -26,16 +26,6 @@ ROOT = pathlib.Path(__file__).parents[2]
 DATA = f"mig_manager-{mig_manager.__version__}.data/data/share"
 
 
-@pytest.fixture(scope="module")
-def program_folder(wheel: pathlib.Path, tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    """A folder that has the program alone; its libraries come from this environment."""
-    folder = tmp_path_factory.mktemp("installed")
-    options = ("--no-deps", "--no-index", "--quiet", "--disable-pip-version-check")
-    command = (sys.executable, "-m", "pip", "install", *options, "--target", str(folder))
-    programs.output(*command, wheel, cwd=folder)
-    return folder
-
-
 @pytest.mark.slow
 def test_wheel_has_modules_data_and_metadata_alone(wheel: pathlib.Path) -> None:
     about = f"mig_manager-{mig_manager.__version__}.dist-info"
@@ -136,10 +126,16 @@ def test_the_source_archive_has_the_files_that_distributors_need(sources: pathli
 
 @pytest.mark.slow
 def test_installed_program_partitions_a_simulated_gpu(
-    program_folder: pathlib.Path, tmp_path: pathlib.Path
+    wheel: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
+    # A folder that has the program alone; its libraries come from this environment.
+    folder = tmp_path / "installed"
+
     def output(*command: str | pathlib.Path) -> str:
-        return programs.output(*command, cwd=tmp_path, PYTHONPATH=str(program_folder))
+        return programs.output(*command, cwd=tmp_path, PYTHONPATH=str(folder))
+
+    options = ("--no-deps", "--no-index", "--quiet", "--disable-pip-version-check")
+    output(sys.executable, "-m", "pip", "install", *options, "--target", folder, wheel)
 
     # Commands need none of the demonstration's libraries.
     hidden = """
@@ -150,10 +146,10 @@ print(mig_manager.__file__)
 mig_manager.__main__.main()
 """
     applied = output(sys.executable, "-c", hidden, "apply", "all-1g.6gb", "--simulate", "1xA30")
-    assert pathlib.Path(applied.splitlines()[0]).is_relative_to(program_folder)
+    assert pathlib.Path(applied.splitlines()[0]).is_relative_to(folder)
 
     # The console script, started elsewhere than in the checkout.
-    script = program_folder / "bin" / "mig-manager"
+    script = folder / "bin" / "mig-manager"
     assert output(script, "--version") == f"mig-manager {mig_manager.__version__}\n"
     status = output(script, "status", "--simulate", "1xA30", "-o", "json")
     assert "NVIDIA A30" in status

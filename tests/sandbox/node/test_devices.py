@@ -2,7 +2,6 @@
 
 import pathlib
 import tempfile
-from collections.abc import Iterator
 
 import pytest
 
@@ -72,19 +71,8 @@ def test_resource_without_its_plugin_keeps_only_its_capacity(
     assert manager.status()[1] == {_SMALL: 0, _GPU: 1}
 
 
-@pytest.fixture
-def client(manager: device_manager.DeviceManager) -> Iterator[pod_resources.PodResources]:
-    # A test's own directory has too long a name for a socket.
-    with tempfile.TemporaryDirectory() as folder:
-        path = pathlib.Path(folder, "pod-resources", "kubelet.sock")
-        with device_manager.serving_pod_resources(path, manager):
-            assert path.is_socket()
-            yield pod_resources.PodResources(str(path))
-        assert not path.exists()
-
-
 def test_the_socket_lists_the_devices_of_pods_and_all_healthy_ones(
-    manager: device_manager.DeviceManager, client: pod_resources.PodResources
+    manager: device_manager.DeviceManager,
 ) -> None:
     manifest = pod("p1", 2)
     manifest["metadata"]["namespace"] = "team"
@@ -96,10 +84,16 @@ def test_the_socket_lists_the_devices_of_pods_and_all_healthy_ones(
     expected = pod_object.PodDevices(
         namespace="team", name="p1", device_ids=device_ids, gpu_resources=frozenset({_SMALL})
     )
-    assert client.assigned_devices() == (expected,)
-    assert client.allocatable() == {_SMALL: frozenset({"MIG-a", "MIG-b", "MIG-c"})}
-    manager.release("uid-p1")
-    assert client.assigned_devices() == ()
+    # A test's own directory has too long a name for a socket.
+    with tempfile.TemporaryDirectory() as folder:
+        path = pathlib.Path(folder, "pod-resources", "kubelet.sock")
+        with device_manager.serving_pod_resources(path, manager):
+            client = pod_resources.PodResources(str(path))
+            assert client.assigned_devices() == (expected,)
+            assert client.allocatable() == {_SMALL: frozenset({"MIG-a", "MIG-b", "MIG-c"})}
+            manager.release("uid-p1")
+            assert client.assigned_devices() == ()
+        assert not path.exists()
 
 
 def test_a_path_too_long_for_a_socket_is_refused(manager: device_manager.DeviceManager) -> None:
