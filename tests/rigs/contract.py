@@ -14,6 +14,7 @@ from mig_manager.core.objects import well_known
 
 GOLDEN = pathlib.Path(__file__).parents[1] / "shipped/golden/v1"
 """Answers and annotations that each release promised to write."""
+SCHEMAS = pathlib.Path(mig_manager.__file__).parent / "schemas"
 ANNOTATIONS = {
     well_known.CAPACITY_ANNOTATION: "CapacityAnnotation",
     well_known.GPUS_ANNOTATION: "GpusAnnotation",
@@ -27,9 +28,8 @@ ANNOTATIONS = {
 @functools.cache
 def installed_schemas() -> Mapping[str, str]:
     """Return the installed schemas, which ``pip install -e .`` makes of the types, by file."""
-    folder = pathlib.Path(mig_manager.__file__).parent / "schemas"
-    texts = {path.name: path.read_text("utf-8") for path in sorted(folder.glob("*.json"))}
-    assert texts, f"{folder} has no schemas: run `pip install -e .`, which makes them"
+    texts = {path.name: path.read_text("utf-8") for path in sorted(SCHEMAS.glob("*.json"))}
+    assert texts, f"{SCHEMAS} has no schemas: run `pip install -e .`, which makes them"
     return texts
 
 
@@ -60,7 +60,12 @@ def without_unknown_keys(schema: Any) -> Any:
 
 def check(name: str, data: object) -> None:
     """Fail if data is not as its schema says, to the key."""
-    _validator(name).validate(data)
+    error = jsonschema.exceptions.best_match(_validator(name).iter_errors(data))
+    # No ValidationError: an agent in memory passes on only the failed assertions of its fakes.
+    assert error is None, (
+        f"{name}.json refuses {error.json_path}: {error.message}\n"
+        f"if {SCHEMAS} is older than the types of this source, run `pip install -e .`"
+    )
 
 
 def check_output(text: str) -> None:

@@ -7,6 +7,7 @@ from mig_manager.agent import outcomes
 from mig_manager.core.node import policies
 from mig_manager.core.node.devices import claims
 from mig_manager.core.objects import well_known
+from tests.rigs import layout_table
 from tests.rigs.node import agents, gpu_values, moments, node_rig, samples
 
 
@@ -42,12 +43,15 @@ def at_rest(
 
 def device(rig: node_rig.NodeRig, gpu: int, profile: str) -> str:
     """UUID of the first MIG device of a profile."""
-    return next(
-        ci.uuid
-        for gi in rig.gpus[gpu].gpu_instances
+    instances = rig.gpus[gpu].gpu_instances
+    uuids = [
+        ci.uuid or ""
+        for gi in instances
         for ci in gi.compute_instances
-        if str(ci.profile) == profile and ci.uuid
-    )
+        if str(ci.profile) == profile
+    ]
+    assert uuids, f"no {profile} on GPU {gpu}: {layout_table.gpu_in_words(rig.gpus[gpu])}"
+    return uuids[0]
 
 
 def busy_node() -> node_rig.NodeRig:
