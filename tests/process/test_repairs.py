@@ -152,12 +152,12 @@ def test_agent_of_the_host_restarts_the_services_that_use_the_gpu(
         for gpu in before[0]
     ]
 
-    def follow(method: str) -> None:
-        while method == "StopUnit" and monitors:
+    def end_monitors() -> None:
+        while monitors:
             state.remove_client(monitors.pop())
 
     host.calls.clear()
-    host.on_call = follow
+    host.callbacks.add("StopUnit", end_monitors)
     stage.wait_for_listener()
     state.fail_gpu(1, action=1, xid=95)
 

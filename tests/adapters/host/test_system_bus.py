@@ -30,9 +30,7 @@ def test_a_bus_that_disconnects_is_an_error_at_once(bus: Bus, method: str) -> No
     unit = Unit(stops=Act("inactive", takes_s=60.0), stop_timeout_us=systemd_rig.NO_LIMIT_US)
     is_due = {"StopUnit": "active", "Get": "deactivating"}[method]
     with fake_systemd(bus, {NVSM: unit}) as played:
-        played.on_call = lambda called: (
-            bus.kill() if called == method and unit.state == is_due else None
-        )
+        played.callbacks.add(method, bus.kill, when=lambda: unit.state == is_due)
         with fails(Reason.HOST_SERVICE_FAILED, "D-Bus is unreachable"):
             services(bus).stop(NVSM)
 

@@ -180,7 +180,7 @@ def test_a_job_that_ends_while_it_is_queried_keeps_its_result(bus: Bus) -> None:
     unit = Unit(stops=Act("active", "canceled", takes_s=60.0))
 
     with fake_systemd(bus, {NVSM: unit}) as played:
-        played.on_call = lambda method: played.end_jobs() if method == "Get" else None
+        played.callbacks.add("Get", played.end_jobs)
         with fails(Reason.HOST_SERVICE_FAILED, "another request replaced the one to stop it"):
             services(bus).stop(NVSM)
 

@@ -2,13 +2,11 @@
 
 import itertools
 import math
-from collections.abc import Mapping
 
 import pytest
 
 from mig_manager import errors
-from mig_manager.core.node import evictions, policies
-from mig_manager.core.objects import pod_object
+from mig_manager.core.node import policies
 from mig_manager.reasons import Reason
 from tests.pipeline.drain.drains import (
     FORBIDDEN,
@@ -24,7 +22,7 @@ from tests.pipeline.drain.drains import (
     run_drain,
     usage_of,
 )
-from tests.rigs.node import fake_cluster, fakes, moments
+from tests.rigs.node import fakes, moments
 from tests.rigs.node.node_rig import NodeRig
 
 
@@ -68,31 +66,13 @@ def test_a_transient_refusal_delays_the_run_by_seconds(
     assert rig.clock.now_s < 10
 
 
-class Choosy(fake_cluster.FakeWorkloads):
-    """Refuses some pods in the trial of an eviction, and others in the eviction itself."""
-
-    def __init__(
-        self, rig: NodeRig, *, trial: Mapping[str, Exception], real: Mapping[str, Exception]
-    ) -> None:
-        super().__init__(rig)
-        self._trial, self._real = trial, real
-
-    def can_evict(self, pod: pod_object.Pod) -> evictions.EvictionResponse:
-        if pod.name in self._trial:
-            raise self._trial[pod.name]
-        return super().can_evict(pod)
-
-    def evict(self, pod: pod_object.Pod) -> evictions.EvictionResponse:
-        if pod.name in self._real:
-            raise self._real[pod.name]
-        return super().evict(pod)
-
-
 def test_right_that_is_revoked_between_two_evictions_is_waited_for(rig: NodeRig) -> None:
     second = gpu_pod(rig, "second")
-    workloads = Choosy(rig, trial={}, real={"second": FORBIDDEN})
+    rig.failures.add(
+        "workloads.evict", FORBIDDEN, when=lambda: rig.log.count("workloads.evict") > 1
+    )
 
-    error = drain_to_failure(rig, Reason.FORBIDDEN, "1 pod still uses", workloads=workloads)
+    error = drain_to_failure(rig, Reason.FORBIDDEN, "1 pod still uses")
 
     assert ": default/second" in error.message
     assert list(rig.pods) == [second]
@@ -100,19 +80,20 @@ def test_right_that_is_revoked_between_two_evictions_is_waited_for(rig: NodeRig)
 
 
 @pytest.mark.parametrize(
-    ("trial", "text"),
-    [
-        ({"second": FORBIDDEN}, "default/train (waits for the others)"),
-        ({"train": SILENT, "second": FORBIDDEN}, "; the API said 403"),
-    ],
+    ("of_first", "text"),
+    [(None, "default/train (waits for the others)"), (SILENT, "; the API said 403")],
     ids=["forbidden", "forbidden comes before silent"],
 )
 def test_no_pod_is_evicted_while_another_cannot_be(
-    rig: NodeRig, trial: Mapping[str, Exception], text: str
+    rig: NodeRig, of_first: Exception | None, text: str
 ) -> None:
     gpu_pod(rig, "second")
+    call = "workloads.can_evict"  # for the two pods in turn
+    rig.failures.add(call, FORBIDDEN, when=lambda: rig.log.count(call) % 2 == 0)
+    if of_first:
+        rig.failures.add(call, of_first, when=lambda: rig.log.count(call) % 2 == 1)
 
-    drain_to_failure(rig, Reason.FORBIDDEN, text, workloads=Choosy(rig, trial=trial, real={}))
+    drain_to_failure(rig, Reason.FORBIDDEN, text)
 
     assert "workloads.evict" not in rig.log
 
@@ -204,16 +185,14 @@ def test_a_pod_whose_eviction_is_not_answered_counts_once(*, is_done: bool) -> N
 
     start_missing()
     rig.callbacks.add(moments.Wait, start_missing)
-    if is_done:
-        rig.lost_answers.add("workloads.evict", SILENT)
-    unanswered = {} if is_done else {"daemon-1": SILENT}
-    rig.callbacks.add(moments.Time(10), unanswered.clear)
+    unanswered = rig.lost_answers if is_done else rig.failures
+    unanswered.add("workloads.evict", SILENT, when=lambda: is_done or 0 < rig.clock.now_s < 10)
 
     with pytest.raises(errors.DrainError) as caught:
-        run_drain(rig, workloads=Choosy(rig, trial={}, real=unanswered))
+        run_drain(rig)
 
     assert caught.value.reason is Reason.PODS_RETURN
-    assert rig.log.count("workloads.evict") == 2
+    assert rig.pods.names == {"daemon-2"}
 
 
 def test_silent_api_ends_the_drain_at_the_deadline(rig: NodeRig) -> None:

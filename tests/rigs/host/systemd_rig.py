@@ -19,6 +19,7 @@ from mig_manager import errors
 from mig_manager.adapters.host import systemd
 from mig_manager.reasons import Reason
 from tests.rigs import programs
+from tests.rigs.node import moments
 
 SYSTEMD = "org.freedesktop.systemd1"
 LOGIND = "org.freedesktop.login1"
@@ -95,8 +96,9 @@ class FakeSystemd:
         self.refusals: dict[str, tuple[str, str]] = {}
         """Errors by method."""
         self.can_reboot = "yes"
-        self.on_call: Callable[[str], None] = lambda _method: None
-        """Runs before a method is answered."""
+        self.callbacks: moments.Plans[Callable[[], object]] = moments.Plans()
+        """What happens before a method is answered."""
+        self._call_count = 0
         self._connection = blocking.open_dbus_connection(address)
         bus = blocking.Proxy(message_bus, self._connection)
         bus.RequestName(SYSTEMD)
@@ -128,7 +130,9 @@ class FakeSystemd:
         method = message.header.fields[jeepney.HeaderFields.member]
         if method not in {"CanReboot", "Get", "GetUnit", "LoadUnit", "Subscribe"}:
             self.calls.append(" ".join([method, *(str(each) for each in message.body)]))
-        self.on_call(method)
+        for callback in self.callbacks.planned_for(moments.Call(method, self._call_count)):
+            callback()
+        self._call_count += 1
         path = message.header.fields[jeepney.HeaderFields.path]
         if method == "Subscribe":
             self._has_subscriber = True
