@@ -7,7 +7,6 @@ servers. Its retries are off: it would repeat a POST, and could not be interrupt
 
 import contextlib
 import dataclasses
-import functools
 import http
 import math
 import threading
@@ -46,6 +45,7 @@ _MAX_START_S = 30.0
 """How long a starting server may refuse requests, counted from its last silence."""
 _RETRY_READS = frozenset({429, 500, 502, 503, 504})
 _RETRY_WRITES = frozenset({429, 503})  # with these statuses a server reports that it has not acted
+_UNREACHABLE = (urllib3.exceptions.NewConnectionError, urllib3.exceptions.ConnectTimeoutError)
 _backoff_s = tenacity.wait_random_exponential(multiplier=0.25, max=2.0)
 """Random, because all nodes of a cluster may be waiting."""
 
@@ -90,15 +90,16 @@ class KubeApi:
         configuration: Configuration,
         *,
         request_timeout_s: float = 10.0,
-        reload: Callable[[], None] | None = None,
+        loader: credentials.Loader | None = None,
         sleep: Callable[[float], Any] | None = None,
         limit: timing.TokenBucket | None = None,
     ) -> None:
         """Wrap and modify a configuration; ``connect`` and ``at`` are the usual constructors.
 
-        ``request_timeout_s`` bounds each attempt. ``reload`` loads the credentials again after
-        the server has refused them, or after a failed TLS handshake. ``sleep`` waits between
-        attempts, by default until ``close``.
+        ``request_timeout_s`` bounds each attempt. ``loader`` loads the credentials again after
+        the server has refused them, after a failed TLS handshake, and if they have changed and
+        the server cannot be reached. ``sleep`` waits between attempts, by default until
+        ``close``.
         """
         # The annotation in the client misses that urllib3 takes False for "raise at once".
         configuration.retries = False
@@ -107,7 +108,7 @@ class KubeApi:
         self._configuration = configuration
         self._client = kubernetes.client.rest.RESTClientObject(configuration)
         self._timeout_s = request_timeout_s
-        self._reload = reload
+        self._loader = loader
         self._closed = threading.Event()
         self._sleep: Callable[[float], Any] = sleep or self._closed.wait
         self._limit = limit
@@ -123,11 +124,10 @@ class KubeApi:
             UsageError: There is no usable configuration.
         """
         configuration = Configuration()
-
-        load = functools.partial(credentials.load, configuration, kubeconfig)
-        load()
+        loader = credentials.Loader(configuration, kubeconfig)
+        loader.load()
         limit = timing.TokenBucket(burst=_BURST, pause_s=1 / _REQUESTS_PER_S)
-        return cls(configuration, request_timeout_s=request_timeout_s, reload=load, limit=limit)
+        return cls(configuration, request_timeout_s=request_timeout_s, loader=loader, limit=limit)
 
     @classmethod
     def at(
@@ -264,9 +264,11 @@ class KubeApi:
         try:
             response = self._send(request)
         except responses.ApiError as error:
-            # The kubeconfig may name another authority since.
+            # The kubeconfig may name another authority or server since. Nothing was sent.
             is_of_tls = isinstance(error.__cause__, kubernetes.client.exceptions.ApiException)
-            if not (is_of_tls and self._load_again()):
+            is_unreachable = isinstance(error.__cause__, _UNREACHABLE)
+            is_moved = is_unreachable and self._loader is not None and self._loader.is_outdated
+            if not ((is_of_tls or is_moved) and self._load_again()):
                 raise
             response = self._send(request)
         if response.status == http.HTTPStatus.UNAUTHORIZED and self._load_again():
@@ -289,10 +291,10 @@ class KubeApi:
         The client itself reloads credentials once a minute. If their file is missing while it is
         replaced, the refusal stays, which explains more.
         """
-        if self._reload is None:
+        if self._loader is None:
             return False
         with contextlib.suppress(errors.UsageError):
-            self._reload()
+            self._loader.load()
             # The old client has the old certificates, and connections that began with them.
             # Other threads may be using it: it is closed with the last of them.
             self._client = kubernetes.client.rest.RESTClientObject(self._configuration)

@@ -22,6 +22,42 @@ _LOOPBACK = "localhost,127.0.0.0/8,::1"
 _log = structlog.get_logger()
 
 
+class Loader:
+    """Loads credentials into a client's configuration, again if their file has changed."""
+
+    def __init__(
+        self,
+        configuration: kubernetes.client.configuration.Configuration,
+        kubeconfig: str | None,
+    ) -> None:
+        self._configuration = configuration
+        self._kubeconfig = kubeconfig
+        self._version: object = None
+
+    def load(self) -> None:
+        """Load them; UsageError if there is no usable configuration."""
+        version = self._version_now
+        load(self._configuration, self._kubeconfig)
+        self._version = version
+
+    @property
+    def is_outdated(self) -> bool:
+        """Whether the kubeconfig has changed since it was loaded."""
+        return self._version_now != self._version
+
+    @property
+    def _version_now(self) -> object:
+        return [_version(path) for path in (self._kubeconfig or "").split(os.pathsep)]
+
+
+def _version(path: str) -> tuple[int, ...]:
+    """Return what changes with a file; empty for none."""
+    with contextlib.suppress(OSError, ValueError):
+        status = os.stat(os.path.expanduser(path))
+        return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+    return ()
+
+
 def load(
     configuration: kubernetes.client.configuration.Configuration,
     kubeconfig: str | None,

@@ -249,6 +249,24 @@ def test_renewed_authority_is_used_after_a_failed_handshake(tmp_path: pathlib.Pa
         client.close()
 
 
+def test_server_that_moved_is_read_from_the_kubeconfig(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "config"
+
+    def configure(url: str) -> str:
+        return kube_rig.kubeconfig(path, {"server": url}, {"token": "any"})
+
+    with KubeServer() as before:
+        client = api.KubeApi.connect(kubeconfig=configure(before.url))
+    with KubeServer() as after:
+        after.script = [answer({"a": 1})]
+        assert "refused" in failure(client.post, "/x", {}).message
+        configure(after.url)
+        assert client.post("/x", {}) == {"a": 1}
+        client.close()
+
+    assert after.credentials() == [("/x", "Bearer any")]
+
+
 @pytest.mark.parametrize("when", ["0001-01-01T00:00:00Z", "9999-12-31T23:59:59-12:00"])
 def test_credentials_with_the_largest_expiry_date_do_not_crash(
     scripted_server: KubeServer, tmp_path: pathlib.Path, when: str
