@@ -76,6 +76,8 @@ def success(
         f" {gpu.sentence}; once it is back, it gets what the layout has for it."
         for gpu in gpus.unreachable
     )
+    if uuids := published.absent_uuids:
+        missing += f" It names GPUs that this node lacks: {messages.list_names(uuids)}."
     if problem := published.config_problem:
         missing += f" It stays, but the file cannot be used: {messages.with_full_stop(problem)}"
     return Outcome(

@@ -3,6 +3,7 @@
 import contextlib
 import logging
 import os
+import pathlib
 import threading
 import urllib.request
 from collections.abc import Iterator
@@ -52,8 +53,8 @@ class Loader:
 
 def _version(path: str) -> tuple[int, ...]:
     """Return what changes with a file; empty for none."""
-    with contextlib.suppress(OSError, ValueError):
-        status = os.stat(os.path.expanduser(path))
+    with contextlib.suppress(OSError, RuntimeError, ValueError):
+        status = pathlib.Path(path).expanduser().stat()
         return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
     return ()
 

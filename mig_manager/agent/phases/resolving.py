@@ -105,6 +105,10 @@ def record_content(
         is_from_owner=target.is_from_owner,
     )
     attempt.recorder.set_record(record)
+    if attempt.request.custom:
+        # A layout for many nodes may name the GPUs of the others.
+        absent = selection.absent_uuids(target.layout, gpus)
+        attempt.recorder.set_status(absent_uuids=absent)
 
 
 def is_about_file(attempt: attempts.Attempt, error: errors.MigManagerError) -> bool:

@@ -92,6 +92,13 @@ def missing_gpus(
     return missing
 
 
+def absent_uuids(layout: layouts.Layout, gpus: Sequence[model.Gpu]) -> tuple[str, ...]:
+    """Return the UUIDs that the layout names and the node lacks, sorted."""
+    named = {each for rule in layout.rules for each in rule.identities if each.startswith("GPU-")}
+    named -= {gpu.uuid for gpu in gpus} | {gpu.uuid for gpu in model.unreachable_of(gpus)}
+    return tuple(sorted(named))
+
+
 def lenient_warnings(
     layout: layouts.Layout, gpus: Sequence[model.Gpu]
 ) -> tuple[yaml_diagnostics.Diagnostic, ...]:

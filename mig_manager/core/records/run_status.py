@@ -80,6 +80,8 @@ class RunStatus:
     observed_gpus: model.ObservedGpus | None = None
     """As last observed; empty if that failed, None if it was not tried."""
     config_problem: str = ""  # why the file cannot be used for this layout, which is still active
+    absent_uuids: tuple[str, ...] = ()
+    """GPUs that the node's own layout names and the node lacks; only the message shows them."""
 
     @property
     def gpus(self) -> model.ObservedGpus:
@@ -154,6 +156,7 @@ class Fields(TypedDict, total=False):
     is_rebooted: bool
     observed_gpus: model.ObservedGpus
     config_problem: str
+    absent_uuids: tuple[str, ...]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -94,6 +94,17 @@ def test_layout_is_not_promised_to_a_lost_gpu_that_it_does_not_name() -> None:
     assert outcome.message.endswith("once it is back, it gets what the layout has for it.")
 
 
+def test_a_success_lists_the_gpus_that_the_node_lacks() -> None:
+    absent = "GPU-99999999-0000-0000-0000-000000000000"
+    rule = f'  - {{devices: ["{absent}"], mig-enabled: true, mig-devices: {{7g.40gb: 1}}}}\n'
+    rig = nodes.busy_node()
+
+    for reason in (Reason.APPLIED, Reason.ALREADY_APPLIED):
+        outcome = request_custom(rig, custom_layout(CHANGED + rule))
+        assert outcome.reason is reason
+        assert outcome.message.endswith(f"It names GPUs that this node lacks: {absent}.")
+
+
 def test_while_the_setting_is_off_an_owners_layout_of_that_name_is_served() -> None:
     rig = nodes.busy_node()
 
