@@ -10,14 +10,8 @@ from collections.abc import Callable
 import structlog
 
 from mig_manager import errors
-from mig_manager.agent import (
-    agent_settings,
-    drift,
-    intake,
-    layout_request,
-    outcomes,
-    reconcile,
-)
+from mig_manager.agent import agent_settings, intake, layout_request, outcomes, reconcile
+from mig_manager.agent.drift import actions
 from mig_manager.core import liveness, ports, timing
 
 _log = structlog.get_logger()
@@ -190,9 +184,9 @@ class AgentLoop:
             _log.warning("drift_not_published", reason=error.reason.value, error=error.message)
             return outcome
         match action:
-            case drift.Action.REST:
+            case actions.Action.REST:
                 return outcome
-            case drift.Action.HEAL:
+            case actions.Action.HEAL:
                 return self._serve(received, is_heal=True)
-            case drift.Action.RUN:
+            case actions.Action.RUN:
                 return self._serve(received)

@@ -12,9 +12,6 @@ from mig_manager import errors, reasons
 from mig_manager.agent import (
     agent_settings,
     attempt_series,
-    drift,
-    drift_checks,
-    drift_verdicts,
     interrupted,
     layout_request,
     node_context,
@@ -24,6 +21,7 @@ from mig_manager.agent import (
     repairing,
     run,
 )
+from mig_manager.agent.drift import actions, checks, verdicts
 from mig_manager.agent.pods import withdrawing
 from mig_manager.agent.reports import capacity_report, faults, gpu_report, layout_report
 from mig_manager.core import model, ports
@@ -47,7 +45,7 @@ class Reconciler:
             publisher=publish.Publisher(deps.node, deps.host_copy_file),
         )
         self._layouts = layout_report.LayoutReport(self._context)
-        self._drift: drift_verdicts.DriftMemory | None = None
+        self._drift: verdicts.DriftMemory | None = None
         """Of the last check; None: there was none."""
         self.node = deps.node
         self.capacity = capacity_report.CapacityReport(self._context)
@@ -130,7 +128,7 @@ class Reconciler:
 
     def check_drift(
         self, request: layout_request.Request, outcome: outcomes.Outcome
-    ) -> drift.Action:
+    ) -> actions.Action:
         """Compare the GPUs at rest with the layout, and publish a drift and changed GPUs.
 
         Raises:
@@ -139,13 +137,13 @@ class Reconciler:
         """
         with self._series.start_attempt(request) as attempt:
             try:
-                observation = drift_checks.compare_gpus(attempt)
+                observation = checks.compare_gpus(attempt)
             except errors.LockedError:
                 # The next check shows the other manager's change.
-                return drift.Action.REST
+                return actions.Action.REST
             view = self._read_node_and_resume_unlisted()
             if self._is_change_put_back(view):
-                return drift.Action.HEAL
+                return actions.Action.HEAL
             # Before a drift is published, with the GPUs and without their use.
             gpus = attempt.status.observed_gpus
             is_news = gpus is not None and not self._gpus.is_published(gpus)
@@ -158,13 +156,13 @@ class Reconciler:
                 repair = self._publish_faults(observation.gpus, why_not=why_not)
             memory = self._drift
             if memory is None or memory.outcome is not outcome:
-                memory = drift_verdicts.DriftMemory.after(outcome, observation.gpus)
-            action, self._drift = drift.act(attempt, memory, observation, view)
-            if repair.gpus and action in (drift.Action.REST, drift.Action.RUN):
+                memory = verdicts.DriftMemory.after(outcome, observation.gpus)
+            action, self._drift = actions.act(attempt, memory, observation, view)
+            if repair.gpus and action in (actions.Action.REST, actions.Action.RUN):
                 repairing.begin_repairs(attempt, repair)
-                return drift.Action.RUN
+                return actions.Action.RUN
         # A run publishes them itself.
-        if action is drift.Action.REST and is_news:
+        if action is actions.Action.REST and is_news:
             self._gpus.publish(observation.gpus)
         return action
 
@@ -227,7 +225,7 @@ class Reconciler:
             patch = node_object.NodePatch(removed_taints=taints)
             self._context.publisher.update(lambda _view: patch)
 
-    def check_without_request(self) -> drift.Action:
+    def check_without_request(self) -> actions.Action:
         """Observe the GPUs of a node without a request; publish changes and faults.
 
         Returns:
@@ -238,13 +236,13 @@ class Reconciler:
         """
         view = self._read_node_and_resume_unlisted()
         if self._is_change_put_back(view):
-            return drift.Action.RUN
+            return actions.Action.RUN
         gpus, _ = gpu_report.observe_or_report(self._context, self.faults)
         if gpus is not None:
             withdrawing.withdraw(self._context, gpus, view)
             is_published = self._gpus.is_published(gpus)
             self._publish_without_request(gpus, None if is_published else view)
-        return drift.Action.REST
+        return actions.Action.REST
 
     def _publish_without_request(
         self, gpus: model.ObservedGpus, view: node_object.NodeView | None

@@ -3,7 +3,8 @@
 from typing import Any
 
 from mig_manager import errors, reasons
-from mig_manager.agent import drift, outcomes
+from mig_manager.agent import outcomes
+from mig_manager.agent.drift import actions
 from mig_manager.core import model
 from mig_manager.core.settings import node_settings
 from tests.pipeline import agent_loop
@@ -48,7 +49,7 @@ def begun(rig: node_rig.NodeRig, **options: Any) -> agents.AgentInMemory:
     """Return an agent that has verified the layout, and runs the repair next."""
     agent = agent_of(rig, **options)
     outcome = agents.run(rig, "all-balanced", by=agent)
-    assert agent.check_drift("all-balanced", outcome) is drift.Action.RUN
+    assert agent.check_drift("all-balanced", outcome) is actions.Action.RUN
     return agent
 
 

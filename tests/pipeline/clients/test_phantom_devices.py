@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from mig_manager import errors
-from mig_manager.agent import drift, outcomes
+from mig_manager.agent import outcomes
+from mig_manager.agent.drift import actions
 from mig_manager.agent.reports import metrics
 from mig_manager.core.objects import well_known
 from mig_manager.reasons import Reason
@@ -51,7 +52,7 @@ def test_phantom_devices_at_rest_are_removed_by_the_drift_check(resource: str) -
     rig, agent, outcome = node_at_rest()
     rig.kubelet.phantoms = {resource: 4}
 
-    assert agent.check_drift("all-1g.5gb", outcome) is drift.Action.REST
+    assert agent.check_drift("all-1g.5gb", outcome) is actions.Action.REST
 
     assert rig.kubelet.phantoms == {}
     assert rig.node_object.states == []

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from mig_manager import errors, reasons
-from mig_manager.agent import drift
+from mig_manager.agent.drift import actions
 from mig_manager.core import model, steps
 from mig_manager.core.objects import well_known
 from mig_manager.core.records import run_status
@@ -62,7 +62,7 @@ def test_a_gpu_reset_by_a_person_before_its_repair_uses_no_attempt() -> None:
     agent = repairs.agent_of(rig)
     agent.recover("all-balanced")
     outcome = agents.run(rig, "all-balanced", by=agent)
-    assert agent.check_drift("all-balanced", outcome) is drift.Action.RUN
+    assert agent.check_drift("all-balanced", outcome) is actions.Action.RUN
     rig.gpus = gpu_values.with_action(rig.gpus, model.RecoveryAction.NONE, 0)
 
     outcome = agents.run(rig, "all-balanced", by=agent)
@@ -73,7 +73,7 @@ def test_a_gpu_reset_by_a_person_before_its_repair_uses_no_attempt() -> None:
     )
     assert not any("was reset" in text for text in rig.node_object.event_messages)
     repairs.break_gpus(rig, 0)
-    assert agent.check_drift("all-balanced", outcome) is drift.Action.RUN
+    assert agent.check_drift("all-balanced", outcome) is actions.Action.RUN
 
 
 def test_a_repair_and_its_layout_restart_a_stale_plugin_once() -> None:
@@ -186,9 +186,9 @@ def test_a_repair_begins_once_the_cordon_is_gone() -> None:
     rig.node_object.is_unschedulable = True
     agent = repairs.agent_of(rig)
     outcome = repairs.serve(rig, agent)
-    assert agent.check_drift("all-balanced", outcome) is drift.Action.REST
+    assert agent.check_drift("all-balanced", outcome) is actions.Action.REST
     rig.node_object.is_unschedulable = False
-    assert agent.check_drift("all-balanced", outcome) is drift.Action.RUN
+    assert agent.check_drift("all-balanced", outcome) is actions.Action.RUN
 
 
 @pytest.mark.parametrize(
@@ -302,7 +302,7 @@ def test_a_reset_that_cures_nothing_is_tried_once_and_then_pauses_longer() -> No
     pauses_s = []
     for number in range(2, 5):
         began_s = rig.clock.now_s
-        while agent.check_drift("all-balanced", outcome) is drift.Action.REST:
+        while agent.check_drift("all-balanced", outcome) is actions.Action.REST:
             rig.clock.wait(300)
         pauses_s.append(rig.clock.now_s - began_s)
         outcome = agents.run(rig, "all-balanced", by=agent)
@@ -342,7 +342,7 @@ def test_a_second_fault_in_the_pause_waits_and_another_gpu_does_not() -> None:
     assert repairs.resets(rig) == 1
     repairs.break_gpus(rig, 0, 1)
 
-    assert agent.check_drift("all-balanced", outcome) is drift.Action.RUN
+    assert agent.check_drift("all-balanced", outcome) is actions.Action.RUN
     agents.run(rig, "all-balanced", by=agent)
 
     assert [gpu.awaits_reset for gpu in rig.gpus] == [True, False]
@@ -355,7 +355,7 @@ def test_a_gpu_that_was_healthy_for_long_starts_with_the_first_pause() -> None:
     outcome = repairs.serve(rig, agent)
     rig.clock.wait(3 * DAY_S)
     repairs.break_gpus(rig, 0)
-    assert agent.check_drift("all-balanced", outcome) is drift.Action.RUN
+    assert agent.check_drift("all-balanced", outcome) is actions.Action.RUN
     agents.run(rig, "all-balanced", by=agent)
     assert [each["attempts"] for each in rig.node_object.request_record["repairs"]] == [1]
 
@@ -376,7 +376,7 @@ def test_a_postponed_repair_keeps_the_message_of_a_failed_one() -> None:
     agent = repairs.agent_of(rig)
     outcome = repairs.serve(rig, agent)
     rig.clock.wait(DAY_S / 2)
-    assert agent.check_drift("all-balanced", outcome) is drift.Action.RUN
+    assert agent.check_drift("all-balanced", outcome) is actions.Action.RUN
 
     rig.node_object.is_unschedulable = True
 
@@ -421,7 +421,7 @@ def test_drift_on_another_gpu_is_not_healed_by_a_repair() -> None:
     agent = repairs.agent_of(rig)
     outcome = agents.run(rig, "all-balanced", by=agent)
     rig.gpus = gpu_values.without_instances(rig.gpus, 1)
-    assert agent.check_drift("all-balanced", outcome) is drift.Action.REST
+    assert agent.check_drift("all-balanced", outcome) is actions.Action.REST
     assert "the GPUs do not have the requested layout" in repairs.message(rig)
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from mig_manager.agent import drift
+from mig_manager.agent.drift import actions
 from mig_manager.core import model
 from mig_manager.core.records import run_status, verified_layouts
 from tests.pipeline import repairs
@@ -84,7 +84,7 @@ def test_devices_that_became_unknown_after_the_decision_evict_no_pod() -> None:
     rig = repairs.stuck_node()
     agent = repairs.agent_of(rig)
     outcome = agents.run(rig, "all-balanced", by=agent)
-    assert agent.check_drift("all-balanced", outcome) is drift.Action.RUN
+    assert agent.check_drift("all-balanced", outcome) is actions.Action.RUN
     add_unknown_device(rig)
     pods = rig.pods.names
 
@@ -93,7 +93,7 @@ def test_devices_that_became_unknown_after_the_decision_evict_no_pod() -> None:
     assert (repairs.resets(rig), rig.pods.names) == (0, pods)
     assert "GpuRepairFailed" not in rig.node_object.events
     assert not rig.node_object.has_reconfiguring_taint
-    assert agent.check_drift("all-balanced", outcome) is drift.Action.REST
+    assert agent.check_drift("all-balanced", outcome) is actions.Action.REST
 
 
 def test_a_reset_that_leaves_the_gpu_silent_is_a_failed_repair() -> None:
@@ -117,7 +117,7 @@ def test_devices_of_an_earlier_boot_are_not_remembered() -> None:
     data = json.loads(rig.verified_layout_file.text or "") | {"bootId": "boot-0"}
     rig.verified_layout_file.text = json.dumps(data)
 
-    assert agent.check_drift("all-balanced", outcome) is drift.Action.REST
+    assert agent.check_drift("all-balanced", outcome) is actions.Action.REST
 
     assert UNVERIFIED in repairs.message(rig)
 

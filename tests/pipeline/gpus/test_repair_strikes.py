@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from mig_manager import reasons
-from mig_manager.agent import drift
+from mig_manager.agent.drift import actions
 from mig_manager.core.fleet import slots
 from mig_manager.core.objects import well_known
 from mig_manager.core.records import run_status
@@ -68,7 +68,7 @@ def test_a_repair_changes_no_gpu_whose_pods_it_has_not_drained(
     rig.pods.add("elsewhere", devices=frozenset({nodes.device(rig, 0, "2g.10gb")}))
     rig.pods.add("affected", devices=frozenset({rig.gpus[1].uuid}))
     repairs.break_gpus(rig, 1)
-    assert agent.check_drift("half", outcome) is drift.Action.RUN
+    assert agent.check_drift("half", outcome) is actions.Action.RUN
     rig.disruptions.refusals["affected"] = "budget"
     ends.supersede(
         rig, "half", by=agent, ends_when=lambda: rig.clock.now_s > 8, is_replaced=not restarts
@@ -202,7 +202,7 @@ def test_a_repair_evicts_whatever_the_origin_of_the_layout() -> None:
     rig.pods.add("affected", devices=frozenset({nodes.device(rig, 0, "1g.5gb")}))
     repairs.break_gpus(rig, 0)
 
-    assert agent.check_drift("custom", outcome, on_demand) is drift.Action.RUN
+    assert agent.check_drift("custom", outcome, on_demand) is actions.Action.RUN
     outcome = custom_requests.request_custom(rig, on_demand, by=agent)
 
     assert outcome.state is run_status.State.SUCCESS

@@ -1,7 +1,7 @@
 """Layouts requested on a node whose GPUs await their reset."""
 
 from mig_manager import reasons
-from mig_manager.agent import drift
+from mig_manager.agent.drift import actions
 from mig_manager.core import model, steps
 from mig_manager.core.objects import well_known
 from mig_manager.core.records import run_status
@@ -70,12 +70,12 @@ def test_a_layout_evicts_no_pod_after_a_failed_repair() -> None:
     assert "only be reset together" in repairs.message(rig)
     assert rig.node_object.labels[well_known.APPLIED_LABEL] == "all-balanced"
     assert "spared" in rig.pods.names
-    assert agent.check_drift("all-1g.5gb", outcome) is drift.Action.REST
+    assert agent.check_drift("all-1g.5gb", outcome) is actions.Action.REST
     ends.assert_restored(rig)
 
     rig.failures.clear()
     rig.clock.wait(1000)
-    assert agent.check_drift("all-1g.5gb", outcome) is drift.Action.RUN
+    assert agent.check_drift("all-1g.5gb", outcome) is actions.Action.RUN
     outcome = repairs.request_other(rig, agent, attempt=3)
     assert outcome.state is run_status.State.SUCCESS
     assert ends.has_layout(rig, "all-1g.5gb")
@@ -103,9 +103,9 @@ def test_a_failed_layout_runs_again_once_another_program_has_reset_the_gpu() -> 
     assert (outcome.reason, outcome.should_retry) == (reasons.Reason.GPU_NEEDS_RESET, False)
     assert "Not reset now: GPU 0 (the node is cordoned)." in outcome.message
     assert {"affected", "spared"} <= rig.pods.names
-    assert agent.check_drift("all-1g.5gb", outcome) is drift.Action.REST
+    assert agent.check_drift("all-1g.5gb", outcome) is actions.Action.REST
     rig.gpus = gpu_values.with_action(rig.gpus, model.RecoveryAction.NONE, 0)
-    assert agent.check_drift("all-1g.5gb", outcome) is drift.Action.RUN
+    assert agent.check_drift("all-1g.5gb", outcome) is actions.Action.RUN
 
 
 def test_a_layout_without_the_faulty_gpu_is_applied() -> None:

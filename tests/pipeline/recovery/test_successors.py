@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from mig_manager import errors
-from mig_manager.agent import drift
+from mig_manager.agent.drift import actions
 from mig_manager.core import steps
 from mig_manager.core.objects import well_known
 from mig_manager.core.records import journals, node_entries, run_status
@@ -164,15 +164,15 @@ def test_a_change_that_a_backup_of_the_node_restores_is_ended(part: str) -> None
     rig = nodes.node(layout="all-balanced")
     agent = agents.new_agent(rig)
     outcome = agents.run(rig, "one-slice-changed", by=agent)
-    assert agent.check_drift("one-slice-changed", outcome) is drift.Action.REST
+    assert agent.check_drift("one-slice-changed", outcome) is actions.Action.REST
 
     PARTS[part](rig)
 
-    assert agent.check_drift("one-slice-changed", outcome) is not drift.Action.REST
+    assert agent.check_drift("one-slice-changed", outcome) is not actions.Action.REST
     outcome = agents.run(rig, "one-slice-changed", by=agent, is_heal=True)
     assert outcome.state is run_status.State.SUCCESS
     ends.assert_restored(rig)
-    assert agent.check_drift("one-slice-changed", outcome) is drift.Action.REST
+    assert agent.check_drift("one-slice-changed", outcome) is actions.Action.REST
     assert ends.has_layout(rig, "one-slice-changed")
 
 
@@ -182,15 +182,15 @@ def test_a_change_that_a_backup_restores_is_undone_without_a_request(part: str) 
     agent = agents.new_agent(rig)
     agents.run(rig, "one-slice-changed", by=agent)
     agent.restore_without_request()
-    assert agent.check_without_request() is drift.Action.REST
+    assert agent.check_without_request() is actions.Action.REST
 
     PARTS[part](rig)
 
-    assert agent.check_without_request() is not drift.Action.REST
+    assert agent.check_without_request() is not actions.Action.REST
     assert not agent.restore_without_request()
     ends.assert_restored(rig)
     assert rig.node_object.labels[well_known.STATE_LABEL] != "pending"
-    assert agent.check_without_request() is drift.Action.REST
+    assert agent.check_without_request() is actions.Action.REST
     # Only the whole backup has the GPUs before the change.
     assert ends.has_layout(rig, "all-balanced" if part == "all" else "one-slice-changed")
 

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from mig_manager import errors
-from mig_manager.agent import drift
+from mig_manager.agent.drift import actions
 from mig_manager.core import model, steps
 from mig_manager.core.objects import well_known
 from mig_manager.core.records import journals, run_status
@@ -150,7 +150,7 @@ def test_unreachable_gpu_outside_the_layout_is_restored_later(*, is_restarted: b
     assert pending(rig) == (before.uuid,)
     plugin = dict(rig.pods)
     assert agents.run(rig, "second-alone", by=agent).state is run_status.State.SUCCESS
-    assert agent.check_drift("second-alone", outcome) is drift.Action.REST
+    assert agent.check_drift("second-alone", outcome) is actions.Action.REST
     assert pending(rig) == (before.uuid,)
     assert dict(rig.pods) == plugin
 

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from mig_manager import errors, reasons
-from mig_manager.agent import drift, outcomes
+from mig_manager.agent import outcomes
+from mig_manager.agent.drift import actions
 from mig_manager.core import gpu_processes, model
 from mig_manager.core.objects import well_known
 from mig_manager.core.records import run_status
@@ -298,7 +299,7 @@ def test_gpus_changed_at_rest_are_published_with_their_use(
 
     def check() -> None:
         if layout and isinstance(outcome, outcomes.Outcome):
-            assert agent.check_drift(layout, outcome) is drift.Action.REST
+            assert agent.check_drift(layout, outcome) is actions.Action.REST
         else:
             agent.check_without_request()
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from mig_manager import errors, reasons
-from mig_manager.agent import drift
+from mig_manager.agent.drift import actions
 from mig_manager.core.layout import config, layout_list
 from mig_manager.core.objects import well_known
 from mig_manager.core.settings import node_settings
@@ -155,11 +155,11 @@ def test_the_loss_of_the_only_gpu_of_a_generated_layout_is_found_at_rest() -> No
     rig.gpus = gpu_values.gpus_of("A100-SXM4-80GB+A30")
     agent = agents.new_agent(rig, layouts=OWNERS_FILE)
     outcome = agents.run(rig, "all-2g.12gb", by=agent)
-    assert agent.check_drift("all-2g.12gb", outcome) is drift.Action.REST
+    assert agent.check_drift("all-2g.12gb", outcome) is actions.Action.REST
 
     rig.driver.lost.add(rig.gpus[1].uuid)
 
-    assert agent.check_drift("all-2g.12gb", outcome) is drift.Action.HEAL
+    assert agent.check_drift("all-2g.12gb", outcome) is actions.Action.HEAL
 
 
 def test_an_unknown_layout_is_compared_with_generated_ones_too(rig: node_rig.NodeRig) -> None:

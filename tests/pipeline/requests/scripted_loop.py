@@ -4,14 +4,8 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from mig_manager.agent import (
-    agent_settings,
-    drift,
-    layout_request,
-    loop,
-    outcomes,
-    reconcile,
-)
+from mig_manager.agent import agent_settings, layout_request, loop, outcomes, reconcile
+from mig_manager.agent.drift import actions
 from mig_manager.agent.reports import capacity_report
 from mig_manager.core import model, ports
 from mig_manager.core.records import run_status
@@ -80,7 +74,7 @@ class Pipeline(reconcile.Reconciler):
         self.looks = 0
         self.is_driver_away = False
         self.verified_gpus = model.NO_GPUS  # of every outcome
-        self.next_action = drift.Action.REST
+        self.next_action = actions.Action.REST
         self.recovered_layouts: list[str] = []
         self.recoveries: list[Exception] = []
         """What ``recover`` raises, call by call; afterwards it succeeds."""
@@ -130,9 +124,9 @@ class Pipeline(reconcile.Reconciler):
     def awaits_driver(self, _outcome: outcomes.Outcome | None) -> bool:
         return self.is_driver_away
 
-    def check_without_request(self) -> drift.Action:
+    def check_without_request(self) -> actions.Action:
         self.looks += 1
-        action, self.next_action = self.next_action, drift.Action.REST
+        action, self.next_action = self.next_action, actions.Action.REST
         return action
 
     def forget_node(self) -> None:
@@ -141,11 +135,11 @@ class Pipeline(reconcile.Reconciler):
 
     def check_drift(
         self, request: layout_request.Request, outcome: outcomes.Outcome
-    ) -> drift.Action:
+    ) -> actions.Action:
         assert request.config == self.runs[-1][0]
         assert not outcome.should_retry
         self.looks += 1
-        action, self.next_action = self.next_action, drift.Action.REST
+        action, self.next_action = self.next_action, actions.Action.REST
         return action
 
     def run(

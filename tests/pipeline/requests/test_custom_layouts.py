@@ -6,7 +6,7 @@ import json
 import pytest
 
 from mig_manager import errors
-from mig_manager.agent import drift
+from mig_manager.agent.drift import actions
 from mig_manager.core import model
 from mig_manager.core.layout import layout_list
 from mig_manager.core.objects import well_known
@@ -193,7 +193,7 @@ def test_a_drift_check_compares_the_gpus_with_the_layout_of_the_annotation() -> 
     rig = nodes.node(layout="all-balanced")
     agent = agents.new_agent(rig, limits=ON)
     outcome = request_custom(rig, by=agent)
-    assert agent.check_drift("custom", outcome, custom_layout()) is drift.Action.REST
+    assert agent.check_drift("custom", outcome, custom_layout()) is actions.Action.REST
     assert rig.node_object.labels[well_known.APPLIED_LABEL] == "custom"
 
     agents.run(rig, "all-1g.5gb")

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from mig_manager.agent import drift
+from mig_manager.agent.drift import actions
 from mig_manager.core import model, ports
 from mig_manager.reasons import Reason
 from tests.pipeline.requests.scripted_loop import Pipeline, pauses, serve
@@ -16,7 +16,7 @@ def test_a_driver_that_a_check_missed_is_checked_again_soon(
     *, is_driver_away: bool, pause_s: float
 ) -> None:
     pipeline = Pipeline("a", Reason.APPLIED, Reason.APPLIED)
-    pipeline.is_driver_away, pipeline.next_action = is_driver_away, drift.Action.RUN
+    pipeline.is_driver_away, pipeline.next_action = is_driver_away, actions.Action.RUN
 
     serve(pipeline, pauses(drift_check_s=300))
 
@@ -27,7 +27,7 @@ def test_an_unreachable_gpu_is_checked_as_often_as_retries() -> None:
     pipeline = Pipeline("a", Reason.APPLIED, Reason.APPLIED)
     (lost,) = gpu_values.gpus_of("1xA30")
     pipeline.verified_gpus = model.ObservedGpus((), [gpu_values.unreachable(lost)])
-    pipeline.next_action = drift.Action.RUN
+    pipeline.next_action = actions.Action.RUN
 
     serve(pipeline, pauses(30, drift_check_s=300))
 
@@ -57,7 +57,7 @@ def test_unwritten_condition_is_retried_with_backoff_and_no_drift_check(name: st
 def test_drift_check_runs_although_the_condition_is_unwritten() -> None:
     pipeline = Pipeline("a", Reason.APPLIED, Reason.APPLIED)
     pipeline.condition.refusals = 1_000_000
-    pipeline.next_action = drift.Action.RUN
+    pipeline.next_action = actions.Action.RUN
 
     serve(pipeline, pauses(1, drift_check_s=40))
 
@@ -87,8 +87,8 @@ def test_without_a_label_an_interrupted_run_is_undone() -> None:
     assert pipeline.recovered_layouts == [""]
 
 
-@pytest.mark.parametrize("action", [drift.Action.REST, drift.Action.RUN])
-def test_without_a_label_a_gpu_event_leads_to_a_check_for_faults(action: drift.Action) -> None:
+@pytest.mark.parametrize("action", [actions.Action.REST, actions.Action.RUN])
+def test_without_a_label_a_gpu_event_leads_to_a_check_for_faults(action: actions.Action) -> None:
     pipeline = Pipeline(None, Reason.APPLIED)
     pipeline.next_action = action
     pipeline.news = [pipeline.box.put_gpu_change, lambda: pipeline.box.put_label("a")]
@@ -97,17 +97,20 @@ def test_without_a_label_a_gpu_event_leads_to_a_check_for_faults(action: drift.A
 
     assert pipeline.looks == 1
     # A change that another program has put back is ended as after the removal of the label.
-    assert pipeline.rests == 1 + (action is drift.Action.RUN)
+    assert pipeline.rests == 1 + (action is actions.Action.RUN)
     assert pipeline.runs == [("a", 1)]
 
 
 @pytest.mark.parametrize(
     ("reason", "action", "evicts"),
-    [(Reason.APPLIED, drift.Action.HEAL, False), (Reason.DOES_NOT_FIT, drift.Action.RUN, True)],
+    [
+        (Reason.APPLIED, actions.Action.HEAL, False),
+        (Reason.DOES_NOT_FIT, actions.Action.RUN, True),
+    ],
     ids=["after a while", "after a GPU event"],
 )
 def test_drift_check_starts_a_run_that_evicts_only_after_a_failure(
-    reason: Reason, action: drift.Action, *, evicts: bool
+    reason: Reason, action: actions.Action, *, evicts: bool
 ) -> None:
     pipeline = Pipeline("a", reason, Reason.APPLIED)
     pipeline.next_action = action

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from mig_manager import errors
-from mig_manager.agent import drift
+from mig_manager.agent.drift import actions
 from mig_manager.core import gpu_processes, steps
 from mig_manager.core.node import policies
 from mig_manager.core.objects import well_known
@@ -299,7 +299,7 @@ def test_on_demand_a_drift_is_healed_once_no_process_uses_the_instances() -> Non
     agent = agents.new_agent(rig, limits=ON, heals_drift=True)
     outcome = request_custom(rig, ON_DEMAND, by=agent)
     agents.run(rig, "all-1g.5gb")
-    assert agent.check_drift("custom", outcome, ON_DEMAND) is drift.Action.HEAL
+    assert agent.check_drift("custom", outcome, ON_DEMAND) is actions.Action.HEAL
     rig.driver.clients = "python (pid 7)"
 
     outcome = request_custom(rig, ON_DEMAND, by=agent, is_heal=True)

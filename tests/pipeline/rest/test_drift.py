@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from mig_manager.agent import drift
+from mig_manager.agent.drift import actions
 from mig_manager.core import model
 from mig_manager.core.objects import well_known
 from mig_manager.reasons import Reason
@@ -15,12 +15,12 @@ from tests.rigs.node import agents, ends, nodes
 
 def test_a_drift_is_published_once_and_cleared_when_it_is_over() -> None:
     rig, agent, outcome = nodes.at_rest("all-balanced")
-    assert agent.check_drift("all-balanced", outcome) is drift.Action.REST
+    assert agent.check_drift("all-balanced", outcome) is actions.Action.REST
     assert rig.node_object.states == []
     before = tamper(rig)
 
     for _ in range(3):
-        assert agent.check_drift("all-balanced", outcome) is drift.Action.REST
+        assert agent.check_drift("all-balanced", outcome) is actions.Action.REST
 
     assert rig.node_object.labels[well_known.STATE_LABEL] == "failed"
     assert well_known.APPLIED_LABEL not in rig.node_object.labels
@@ -38,7 +38,7 @@ def test_a_drift_is_published_although_kubelet_is_silent() -> None:
     nodes.add_pod_on_foreign_instances(rig)
     rig.kubelet.is_silent = True
 
-    assert agent.check_drift("all-balanced", outcome) is drift.Action.REST
+    assert agent.check_drift("all-balanced", outcome) is actions.Action.REST
 
     assert rig.node_object.events == ["Drifted"]
     assert "default/foreign" in rig.node_object.status_messages[-1]
@@ -56,7 +56,7 @@ def test_a_drift_that_changes_between_a_run_and_a_check_is_published(at_run: str
     (rig.gpus,) = changed.values()
 
     for _ in range(2):
-        assert agent.check_drift("all-balanced", outcome) is drift.Action.REST
+        assert agent.check_drift("all-balanced", outcome) is actions.Action.REST
 
     is_missing = f"the driver no longer lists {before[1]}" in rig.node_object.status_messages[-1]
     assert is_missing is (at_run == "listed")
@@ -83,7 +83,7 @@ def test_a_drift_that_cannot_be_planned_is_published(lost: str, *, heals: bool) 
     )
 
     for _ in range(2):
-        assert agent.check_drift("all-balanced", outcome) is drift.Action.REST
+        assert agent.check_drift("all-balanced", outcome) is actions.Action.REST
 
     assert rig.node_object.labels[well_known.STATE_LABEL] == "failed"
     assert rig.node_object.events == ["Drifted", "DestroyedDevices"]

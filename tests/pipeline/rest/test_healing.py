@@ -5,7 +5,7 @@ import contextlib
 import pytest
 
 from mig_manager import errors
-from mig_manager.agent import drift
+from mig_manager.agent.drift import actions
 from mig_manager.core.objects import well_known
 from mig_manager.core.records import run_status
 from mig_manager.reasons import Reason
@@ -17,7 +17,7 @@ def test_on_request_a_drift_is_healed() -> None:
     rig, agent, outcome = nodes.at_rest("all-balanced", heals_drift=True)
     before = tamper(rig)
 
-    assert agent.check_drift("all-balanced", outcome) is drift.Action.HEAL
+    assert agent.check_drift("all-balanced", outcome) is actions.Action.HEAL
     ends.run_to(rig, "all-balanced", Reason.APPLIED, by=agent, is_heal=True)
 
     assert ends.is_as_before(rig, before)
@@ -34,13 +34,13 @@ def test_healing_waits_until_no_pod_uses_the_devices() -> None:
     rig, agent, outcome = nodes.at_rest("all-balanced", heals_drift=True)
     nodes.add_pod_on_foreign_instances(rig)
 
-    assert agent.check_drift("all-balanced", outcome) is drift.Action.REST
+    assert agent.check_drift("all-balanced", outcome) is actions.Action.REST
     assert "default/foreign" in rig.node_object.status_messages[-1]
-    assert agent.check_drift("all-balanced", outcome) is drift.Action.REST
+    assert agent.check_drift("all-balanced", outcome) is actions.Action.REST
     assert rig.node_object.events == ["Drifted", "DestroyedDevices"]
 
     rig.pods.remove(rig.pods.uid_of("foreign"))
-    assert agent.check_drift("all-balanced", outcome) is drift.Action.HEAL
+    assert agent.check_drift("all-balanced", outcome) is actions.Action.HEAL
 
 
 def test_a_pod_that_comes_while_a_drift_is_healed_is_spared() -> None:
@@ -81,7 +81,7 @@ def test_an_extra_client_does_not_block_the_healing_of_drift() -> None:
     rig.pods.change(uid, labels=labels, owner_kind=owner)
     rig.extra_clients = nodes.EXTRA_CLIENTS
 
-    assert agent.check_drift("all-balanced", outcome) is drift.Action.HEAL
+    assert agent.check_drift("all-balanced", outcome) is actions.Action.HEAL
     ends.run_to(rig, "all-balanced", Reason.APPLIED, by=agent, is_heal=True)
 
 

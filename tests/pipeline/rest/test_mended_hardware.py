@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from mig_manager import errors
-from mig_manager.agent import drift
+from mig_manager.agent.drift import actions
 from mig_manager.core import model
 from mig_manager.reasons import Reason
 from tests.pipeline.scenes import TWO_GPUS
@@ -17,10 +17,10 @@ def test_final_failure_is_retried_only_after_the_hardware_changed() -> None:
     rig, agent, outcome = nodes.at_rest("too-much", rig=nodes.node())
     assert not outcome.should_retry
 
-    assert [agent.check_drift("too-much", outcome) for _ in range(3)] == [drift.Action.REST] * 3
+    assert [agent.check_drift("too-much", outcome) for _ in range(3)] == [actions.Action.REST] * 3
     enabled = {"current_mode": model.MigMode.ENABLED, "pending_mode": model.MigMode.ENABLED}
     rig.gpus = tuple(dataclasses.replace(gpu, **enabled) for gpu in rig.gpus)  # type: ignore[arg-type]
-    assert agent.check_drift("too-much", outcome) is drift.Action.RUN
+    assert agent.check_drift("too-much", outcome) is actions.Action.RUN
 
 
 def finish_modes(rig: node_rig.NodeRig) -> None:
@@ -61,11 +61,11 @@ def test_hardware_mended_after_a_final_failure_is_served(
     _, agent, outcome = nodes.at_rest("two-gpus", rig=rig, layouts=TWO_GPUS)
     assert (outcome.reason, outcome.should_retry) == (reason, False)
     for _ in range(checks):
-        assert agent.check_drift("two-gpus", outcome) is drift.Action.REST
+        assert agent.check_drift("two-gpus", outcome) is actions.Action.REST
 
     mend()
 
-    assert agent.check_drift("two-gpus", outcome) is drift.Action.RUN
+    assert agent.check_drift("two-gpus", outcome) is actions.Action.RUN
     ends.run_to(rig, "two-gpus", Reason.APPLIED, by=agent)
 
 
@@ -74,4 +74,4 @@ def test_an_invalid_file_alone_is_not_retried_at_each_check() -> None:
     _, agent, outcome = nodes.at_rest("two-gpus", rig=nodes.node(), layouts=text)
     assert outcome.reason is Reason.INVALID_CONFIG
 
-    assert [agent.check_drift("two-gpus", outcome) for _ in range(3)] == [drift.Action.REST] * 3
+    assert [agent.check_drift("two-gpus", outcome) for _ in range(3)] == [actions.Action.REST] * 3

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from mig_manager import errors
-from mig_manager.agent import drift, outcomes
+from mig_manager.agent import outcomes
+from mig_manager.agent.drift import actions
 from mig_manager.core import model
 from mig_manager.core.objects import well_known
 from mig_manager.core.records import run_status
@@ -45,7 +46,7 @@ def test_gpus_unreachable_for_a_while_do_not_count_as_drift() -> None:
     rig, agent, outcome = nodes.at_rest("all-balanced")
     rig.failures.add("gpus.observe", strikes.NO_DRIVER, times=1)
 
-    assert agent.check_drift("all-balanced", outcome) is drift.Action.REST
+    assert agent.check_drift("all-balanced", outcome) is actions.Action.REST
 
     assert rig.node_object.states == []
     assert rig.node_object.labels[well_known.APPLIED_LABEL] == "all-balanced"
@@ -69,7 +70,7 @@ def test_gpus_that_cannot_be_observed_for_long_make_readiness_unknown(
     labels = dict(rig.node_object.labels)
     rig.failures.add("gpus.observe", errors.HardwareError("gone", reason=reason))
     for number in range(1, first + 3):
-        assert agent.check_drift("all-balanced", outcome) is drift.Action.REST
+        assert agent.check_drift("all-balanced", outcome) is actions.Action.REST
         assert readiness_of(rig) == (
             ("True", "LayoutVerified") if number < first else ("Unknown", reason.value)
         )
@@ -79,7 +80,7 @@ def test_gpus_that_cannot_be_observed_for_long_make_readiness_unknown(
 
     rig.failures.clear()
     for _ in range(2):
-        assert agent.check_drift("all-balanced", outcome) is drift.Action.REST
+        assert agent.check_drift("all-balanced", outcome) is actions.Action.REST
     assert readiness_of(rig) == ("True", "LayoutVerified")
     assert not agent.awaits_driver(outcome)
     assert (rig.node_object.labels, rig.node_object.events.count("AlreadyApplied")) == (labels, 1)
@@ -148,7 +149,7 @@ def test_a_layout_that_a_reload_of_the_driver_took_is_restored(
     served = len(rig.kubelet.schedulable["nvidia.com/gpu"])
     use(rig)
 
-    assert agent.check_drift("all-balanced", outcome) is drift.Action.HEAL
+    assert agent.check_drift("all-balanced", outcome) is actions.Action.HEAL
     agents.run(rig, "all-balanced", by=agent, is_heal=True)
 
     assert "workloads.evict" not in rig.log
@@ -160,13 +161,13 @@ def test_a_layout_that_a_reload_took_is_not_restored_under_a_pod() -> None:
     rig, agent, outcome = node_after_reload(model.MigMode.DISABLED)
     add_pod(rig)
 
-    assert agent.check_drift("all-balanced", outcome) is drift.Action.HEAL
+    assert agent.check_drift("all-balanced", outcome) is actions.Action.HEAL
     outcome = agents.run(rig, "all-balanced", by=agent, is_heal=True)
 
     assert "workloads.evict" not in rig.log
     assert (outcome.reason, "training" in outcome.message) == (Reason.DRIFTED, True)
     assert [agent.check_drift("all-balanced", outcome) for _ in range(2)] == [
-        drift.Action.REST
+        actions.Action.REST
     ] * 2
 
 
@@ -180,7 +181,7 @@ def test_instances_that_a_person_removed_are_not_restored(driver: str) -> None:
     rig.gpus = gpu_values.without_instances(rig.gpus, 0, 1)
 
     assert [agent.check_drift("all-balanced", outcome) for _ in range(2)] == [
-        drift.Action.REST
+        actions.Action.REST
     ] * 2
 
     assert rig.node_object.labels[well_known.STATE_LABEL] == "failed"
@@ -219,7 +220,7 @@ def test_a_gpu_that_the_driver_no_longer_lists_is_a_drift(layout: str, policy: s
         outcome = ends.run_to(rig, layout, Reason.DRIFTED, by=agent)
 
     for _ in range(2):
-        assert agent.check_drift(layout, outcome) is drift.Action.REST
+        assert agent.check_drift(layout, outcome) is actions.Action.REST
 
     assert rig.node_object.labels[well_known.STATE_LABEL] == "failed"
     assert rig.node_object.events == ["Drifted", "DestroyedDevices"]
@@ -228,10 +229,10 @@ def test_a_gpu_that_the_driver_no_longer_lists_is_a_drift(layout: str, policy: s
     assert "workloads.evict" not in rig.log
     if not heals:
         rig.gpus = gpu_values.without_instances(before, 1)
-        assert agent.check_drift(layout, outcome) is drift.Action.REST
+        assert agent.check_drift(layout, outcome) is actions.Action.REST
         assert "the driver no longer lists" not in rig.node_object.status_messages[-1]
     rig.gpus = before
-    assert agent.check_drift(layout, outcome) is drift.Action.REST
+    assert agent.check_drift(layout, outcome) is actions.Action.REST
     assert rig.node_object.labels[well_known.STATE_LABEL] == "success"
 
 
@@ -256,7 +257,7 @@ def test_a_gpu_that_is_back_gets_the_layout_once_no_pod_uses_it() -> None:
     agent = agents.new_agent(rig)
     outcome = agents.run(rig, "all-disabled", by=agent, is_new=True)
     rig.driver.lost.clear()
-    assert agent.check_drift("all-disabled", outcome) is drift.Action.HEAL
+    assert agent.check_drift("all-disabled", outcome) is actions.Action.HEAL
     rest: dict[str, Any] = {"by": agent, "is_heal": True}
 
     why = f"all-disabled is applied to GPU 1 ({rig.gpus[1].uuid}) once no pod uses devices"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mig_manager.agent import drift
+from mig_manager.agent.drift import actions
 from mig_manager.core.objects import well_known
 from mig_manager.reasons import Reason
 from tests.pipeline.scenes import tamper
@@ -63,7 +63,7 @@ def test_gpus_that_another_manager_works_on_are_checked_later() -> None:
     tamper(rig)
 
     other.refusals = 1
-    assert agent.check_drift("all-balanced", outcome) is drift.Action.REST
+    assert agent.check_drift("all-balanced", outcome) is actions.Action.REST
     assert rig.node_object.labels[well_known.STATE_LABEL] == "success"
     agent.check_drift("all-balanced", outcome)
     assert rig.node_object.labels[well_known.STATE_LABEL] == "failed"
@@ -85,7 +85,7 @@ def test_an_outcome_that_another_manager_replaced_is_published_again(
         ends.run_to(rig, "all-balanced", Reason.LOCKED, by=other)
     rig.node_object.labels[well_known.STATE_LABEL] = "failed" if state == "success" else "success"
 
-    assert agent.check_drift("all-balanced", outcome) is drift.Action.REST
+    assert agent.check_drift("all-balanced", outcome) is actions.Action.REST
     assert rig.node_object.labels[well_known.STATE_LABEL] == state
     assert (rig.node_object.status["state"], rig.node_object.status["reason"]) == (
         state,

@@ -3,7 +3,7 @@
 import pytest
 
 from mig_manager import errors, reasons
-from mig_manager.agent import drift
+from mig_manager.agent.drift import actions
 from mig_manager.core import steps
 from mig_manager.core.node import policies
 from tests.pipeline import scenes
@@ -84,7 +84,7 @@ def test_a_drift_ends_readiness_and_its_end_restores_it() -> None:
     before = scenes.tamper(rig)
     rig.clock.now_s += 60
 
-    assert agent.check_drift("all-balanced", outcome) is drift.Action.REST
+    assert agent.check_drift("all-balanced", outcome) is actions.Action.REST
     assert is_ready(rig) is False
     rig.gpus = before
     agent.check_drift("all-balanced", outcome)

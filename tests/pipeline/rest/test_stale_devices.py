@@ -6,7 +6,7 @@ from typing import Self
 
 import pytest
 
-from mig_manager.agent import drift
+from mig_manager.agent.drift import actions
 from mig_manager.core import model
 from mig_manager.core.fleet import slots
 from mig_manager.core.node.devices import strategies
@@ -37,7 +37,7 @@ class UnservedNode:
     """A node at rest, where no run applies a layout."""
 
     rig: node_rig.NodeRig
-    check: Callable[[], drift.Action]
+    check: Callable[[], actions.Action]
 
     @classmethod
     def of(cls, why: str, rig: node_rig.NodeRig | None = None) -> Self:
@@ -89,7 +89,7 @@ def test_a_node_without_a_usable_request_offers_no_device_that_is_gone(why: str)
         "the device plugin advertises 1 device that no GPU has: it is restarted"
     ]
     plugins, questions = node.plugins, rig.log.count("allocations.allocatable")
-    assert node.check() is not drift.Action.HEAL
+    assert node.check() is not actions.Action.HEAL
     rig.clock.wait(1)
     assert node.plugins == plugins
     assert rig.log.count("allocations.allocatable") == questions
@@ -217,7 +217,7 @@ def test_a_drifted_node_offers_no_device_that_is_gone(*, is_foreign: bool) -> No
         # It restarts the plugin itself, maybe after further steps.
         rig.pods.add("nvidias", owner_kind="DaemonSet", container_names=("nvidia-mig-manager",))
 
-    assert agent.check_drift("all-balanced", outcome) is drift.Action.REST
+    assert agent.check_drift("all-balanced", outcome) is actions.Action.REST
     rig.clock.wait(1)
 
     present = rig.plugin_devices
@@ -225,7 +225,7 @@ def test_a_drifted_node_offers_no_device_that_is_gone(*, is_foreign: bool) -> No
     assert rig.node_object.labels[well_known.STATE_LABEL] == "failed"
     plugins, lists = set(rig.pods), rig.log.count("workloads.list")
     rig.pods.watched = lambda: tuple(rig.pods.values())
-    assert agent.check_drift("all-balanced", outcome) is drift.Action.REST
+    assert agent.check_drift("all-balanced", outcome) is actions.Action.REST
     rig.clock.wait(1)
     assert set(rig.pods) == plugins
     assert rig.log.count("workloads.list") == lists
@@ -236,9 +236,9 @@ def test_each_drift_restarts_the_plugin_also_after_a_refused_deletion() -> None:
     for refusal in ({}, {"workloads.delete": strikes.BROKEN["workloads"]}):
         tamper(rig)
         rig.failures.add_all(refusal)
-        assert agent.check_drift("all-balanced", outcome) is drift.Action.REST
+        assert agent.check_drift("all-balanced", outcome) is actions.Action.REST
         rig.failures.clear()
-        assert agent.check_drift("all-balanced", outcome) is drift.Action.REST
+        assert agent.check_drift("all-balanced", outcome) is actions.Action.REST
         rig.clock.wait(1)
         assert rig.kubelet.schedulable == rig.plugin_devices
     assert rig.node_object.events == ["Drifted", "DestroyedDevices", "DestroyedDevices"]
@@ -248,13 +248,13 @@ def test_each_drift_to_the_same_devices_restarts_the_plugin() -> None:
     rig, agent, outcome = nodes.at_rest("all-balanced")
     for _ in range(2):
         before = tamper(rig)
-        assert agent.check_drift("all-balanced", outcome) is drift.Action.REST
+        assert agent.check_drift("all-balanced", outcome) is actions.Action.REST
         rig.clock.wait(1)
         assert rig.kubelet.schedulable == rig.plugin_devices
         # The other program restores the instance, and restarts the plugin.
         rig.gpus = before
         rig.register_devices()
-        assert agent.check_drift("all-balanced", outcome) is drift.Action.REST
+        assert agent.check_drift("all-balanced", outcome) is actions.Action.REST
 
 
 def test_a_plugin_begun_in_a_drift_restarts_once_the_layout_is_back() -> None:
@@ -265,7 +265,7 @@ def test_a_plugin_begun_in_a_drift_restarts_once_the_layout_is_back() -> None:
     agent.check_drift("all-balanced", outcome)
 
     rig.gpus = before
-    assert agent.check_drift("all-balanced", outcome) is drift.Action.HEAL
+    assert agent.check_drift("all-balanced", outcome) is actions.Action.HEAL
     ends.run_to(rig, "all-balanced", Reason.ALREADY_APPLIED, by=agent, is_heal=True)
 
     assert rig.kubelet.schedulable == served
@@ -274,17 +274,17 @@ def test_a_plugin_begun_in_a_drift_restarts_once_the_layout_is_back() -> None:
 def test_a_plugin_is_restarted_after_a_change_of_a_gpu_outside_the_layout() -> None:
     text = layout_table.render({"first": [layout_table.rule_line("[0]", {"7g.40gb": 1})]})
     rig, agent, outcome = nodes.at_rest("first", rig=nodes.node(), layouts=text)
-    assert agent.check_drift("first", outcome) is drift.Action.REST
+    assert agent.check_drift("first", outcome) is actions.Action.REST
     desired = samples.desired_gpu({"3g.20gb": 2})
     rig.gpus = (rig.gpus[0], *gpu_values.with_desired(rig.gpus[1:], desired))
 
-    assert agent.check_drift("first", outcome) is drift.Action.HEAL
+    assert agent.check_drift("first", outcome) is actions.Action.HEAL
     stale = rig.kubelet.schedulable
     rested = ends.run_to(rig, "first", Reason.ALREADY_APPLIED, by=agent, is_heal=True)
 
     assert rig.kubelet.withdrawn is stale
     assert rig.kubelet.schedulable == rig.plugin_devices
-    assert agent.check_drift("first", rested) is drift.Action.REST
+    assert agent.check_drift("first", rested) is actions.Action.REST
 
     agent.restore_without_request()
     rig.gpus = (rig.gpus[0], *gpu_values.with_desired(rig.gpus[1:], model.DesiredGpu(mode=OFF)))
@@ -302,22 +302,22 @@ def test_a_plugin_is_restarted_whenever_instances_were_recreated_in_place() -> N
         instances = (recreated, *rig.gpus[0].gpu_instances[1:])
         rig.gpus = (dataclasses.replace(rig.gpus[0], gpu_instances=instances), *rig.gpus[1:])
 
-        assert agent.check_drift("all-balanced", outcome) is drift.Action.HEAL
+        assert agent.check_drift("all-balanced", outcome) is actions.Action.HEAL
         outcome = ends.run_to(rig, "all-balanced", Reason.ALREADY_APPLIED, by=agent, is_heal=True)
 
         assert rig.kubelet.schedulable != served
         assert rig.kubelet.schedulable == rig.plugin_devices
-        assert agent.check_drift("all-balanced", outcome) is drift.Action.REST
+        assert agent.check_drift("all-balanced", outcome) is actions.Action.REST
 
 
 def test_a_plugin_that_missed_a_gpu_between_two_checks_is_restarted() -> None:
     rig, agent, outcome = nodes.at_rest("all-balanced")
     served = rig.kubelet.schedulable
-    assert agent.check_drift("all-balanced", outcome) is drift.Action.REST
+    assert agent.check_drift("all-balanced", outcome) is actions.Action.REST
     # It restarted while GPU 1 did not answer, and kubelet has forgotten the former devices.
     rig.kubelet.schedulable = {"nvidia.com/gpu": gpu_values.device_uuids(rig.gpus[:1])}
 
-    assert agent.check_drift("all-balanced", outcome) is drift.Action.HEAL
+    assert agent.check_drift("all-balanced", outcome) is actions.Action.HEAL
     ends.run_to(rig, "all-balanced", Reason.ALREADY_APPLIED, by=agent, is_heal=True)
 
     assert rig.kubelet.schedulable == served

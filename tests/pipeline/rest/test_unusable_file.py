@@ -4,7 +4,8 @@ import dataclasses
 
 import pytest
 
-from mig_manager.agent import drift, outcomes
+from mig_manager.agent import outcomes
+from mig_manager.agent.drift import actions
 from mig_manager.core.objects import well_known
 from mig_manager.core.records import run_status
 from mig_manager.reasons import Reason
@@ -39,17 +40,17 @@ def node_without_file(
 def test_a_drift_is_published_although_the_file_is_unusable(text: str, *, heals: bool) -> None:
     rig, agent, outcome = node_without_file(text, heals=heals)
     verified = rig.node_object.request_record["verified"]
-    assert agent.check_drift("one-slice-changed", outcome) is drift.Action.REST
+    assert agent.check_drift("one-slice-changed", outcome) is actions.Action.REST
     assert rig.node_object.events == []
 
     before = tamper(rig)
     for _ in range(2):
-        assert agent.check_drift("one-slice-changed", outcome) is drift.Action.REST
+        assert agent.check_drift("one-slice-changed", outcome) is actions.Action.REST
     assert rig.node_object.labels[well_known.STATE_LABEL] == "failed"
     assert rig.node_object.events == ["Drifted", "DestroyedDevices"]
 
     rig.gpus = before
-    assert agent.check_drift("one-slice-changed", outcome) is drift.Action.REST
+    assert agent.check_drift("one-slice-changed", outcome) is actions.Action.REST
     assert rig.node_object.labels[well_known.STATE_LABEL] == "success"
     assert rig.node_object.request_record["verified"] == verified
 
@@ -76,7 +77,7 @@ def test_a_gpu_lost_while_the_file_is_unusable_starts_no_run() -> None:
     rig, agent, outcome = node_without_file()
     rig.driver.lost.add(rig.gpus[1].uuid)
 
-    assert agent.check_drift("one-slice-changed", outcome) is drift.Action.REST
+    assert agent.check_drift("one-slice-changed", outcome) is actions.Action.REST
 
     assert rig.node_object.labels[well_known.STATE_LABEL] == "success"
 
@@ -91,7 +92,7 @@ def test_a_gpu_back_while_the_file_is_unusable_starts_no_run() -> None:
     rig.driver.lost.clear()
     rig.kubelet.schedulable = {"nvidia.com/gpu": gpu_values.device_uuids(rig.gpus[:1])}
 
-    assert agent.check_drift("all-balanced", outcome) is drift.Action.REST
+    assert agent.check_drift("all-balanced", outcome) is actions.Action.REST
 
     assert rig.node_object.labels[well_known.STATE_LABEL] == "success"
 

@@ -16,13 +16,13 @@ from mig_manager.agent import (
     agent_settings,
     attempt_series,
     attempts,
-    drift,
     layout_request,
     node_context,
     outcomes,
     publish,
     reconcile,
 )
+from mig_manager.agent.drift import actions
 from mig_manager.core import ports
 from mig_manager.core.layout import custom_layouts
 from mig_manager.core.node.daemons import client_table
@@ -134,7 +134,7 @@ class AgentInMemory(reconcile.Reconciler):
         request: layout_request.Request | str,
         outcome: outcomes.Outcome,
         custom: custom_layouts.CustomRequest | None = None,
-    ) -> drift.Action:
+    ) -> actions.Action:
         return super().check_drift(_as_request(request, custom), outcome)
 
 

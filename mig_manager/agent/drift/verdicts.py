@@ -5,7 +5,8 @@ import enum
 from collections.abc import Callable, Hashable
 
 from mig_manager import reasons
-from mig_manager.agent import drift_checks, outcomes
+from mig_manager.agent import outcomes
+from mig_manager.agent.drift import checks
 from mig_manager.core import model
 from mig_manager.core.node.devices import device_ids, schedulable
 from mig_manager.core.objects import node_object, well_known
@@ -71,7 +72,7 @@ class DriftMemory:
 
 
 def compare(
-    observation: drift_checks.Observation,
+    observation: checks.Observation,
     memory: DriftMemory,
     *,
     applied: applied_gpus.GpuFingerprints | None,
@@ -124,7 +125,7 @@ def shows(view: node_object.NodeView, state: run_status.State) -> bool:
 
 
 def _is_suspect(
-    observation: drift_checks.Observation,
+    observation: checks.Observation,
     memory: DriftMemory,
     applied: applied_gpus.GpuFingerprints | None,
     view: node_object.NodeView,

@@ -6,7 +6,8 @@ import enum
 import structlog
 
 from mig_manager import errors, reasons
-from mig_manager.agent import attempts, drift_checks, drift_verdicts, outcomes
+from mig_manager.agent import attempts, outcomes
+from mig_manager.agent.drift import checks, verdicts
 from mig_manager.agent.pods import device_plugin, device_usage, schedulability, withdrawing
 from mig_manager.core.objects import node_object
 from mig_manager.core.records import node_entries, readiness, run_status
@@ -27,10 +28,10 @@ class Action(enum.Enum):
 
 def act(
     attempt: attempts.Attempt,
-    memory: drift_verdicts.DriftMemory,
-    observation: drift_checks.Observation,
+    memory: verdicts.DriftMemory,
+    observation: checks.Observation,
     view: node_object.NodeView,
-) -> tuple[Action, drift_verdicts.DriftMemory]:
+) -> tuple[Action, verdicts.DriftMemory]:
     """Publish changes since the last run; return the action and the new memory.
 
     ``view`` is the Node as last reported.
@@ -52,7 +53,7 @@ def act(
         is_unknown=False,
     )
     action = Action.REST
-    verdict = drift_verdicts.compare(
+    verdict = verdicts.compare(
         observation,
         memory,
         applied=attempt.record.applied_fingerprints,
@@ -62,27 +63,27 @@ def act(
         ),
     )
     match verdict:
-        case drift_verdicts.Verdict.CHANGED:
+        case verdicts.Verdict.CHANGED:
             _log.info("hardware_changed", config=attempt.request.config)
             # A GPU that is back must not cause evictions on another GPU.
             action, next_memory = (Action.HEAL if is_success else Action.RUN), memory
-        case drift_verdicts.Verdict.UNKNOWN:
+        case verdicts.Verdict.UNKNOWN:
             next_memory = _count_failure(attempt, memory, observation)
-        case drift_verdicts.Verdict.RELOADED | drift_verdicts.Verdict.STALE:
+        case verdicts.Verdict.RELOADED | verdicts.Verdict.STALE:
             action = Action.HEAL
-        case drift_verdicts.Verdict.DRIFTED:
+        case verdicts.Verdict.DRIFTED:
             description = _handle_drift(attempt, observation, memory, view)
             if description:
                 withdrawing.withdraw(attempt, gpus, view)
             next_memory = dataclasses.replace(next_memory, description=description)
             action = Action.REST if description else Action.HEAL
-        case drift_verdicts.Verdict.ACTIVE_AGAIN:
+        case verdicts.Verdict.ACTIVE_AGAIN:
             attempt.deps.telemetry.drift_found(is_drifted=False)
             _finish_active_again(attempt)
             # A next drift may destroy the same devices.
             attempt.memory.set_checked(None)
             next_memory = dataclasses.replace(next_memory, has_phantoms=False)
-        case drift_verdicts.Verdict.ACTIVE:
+        case verdicts.Verdict.ACTIVE:
             has_phantoms = is_success and _remove_phantoms(attempt, next_memory, observation, view)
             next_memory = dataclasses.replace(next_memory, has_phantoms=has_phantoms)
     return action, next_memory
@@ -90,9 +91,9 @@ def act(
 
 def _count_failure(
     attempt: attempts.Attempt,
-    memory: drift_verdicts.DriftMemory,
-    observation: drift_checks.Observation,
-) -> drift_verdicts.DriftMemory:
+    memory: verdicts.DriftMemory,
+    observation: checks.Observation,
+) -> verdicts.DriftMemory:
     """Count a check that observed no GPU; publish that readiness is unknown after several."""
     if observation.error is None or observation.gpus:
         return dataclasses.replace(memory, failed_checks=0)
@@ -114,8 +115,8 @@ def _count_failure(
 
 def _handle_drift(
     attempt: attempts.Attempt,
-    observation: drift_checks.Observation,
-    memory: drift_verdicts.DriftMemory,
+    observation: checks.Observation,
+    memory: verdicts.DriftMemory,
     view: node_object.NodeView,
 ) -> str:
     """Describe the drift, and publish the description if it is new; empty: restore the layout.
@@ -142,7 +143,7 @@ def _handle_drift(
         is_same = memory.outcome.missing_gpus == missing
     else:
         is_same = memory.description == message
-    if not (is_same and drift_verdicts.shows(view, run_status.State.FAILED)):
+    if not (is_same and verdicts.shows(view, run_status.State.FAILED)):
         attempt.deps.telemetry.drift_found(is_drifted=True)
         _log.warning("drift_found", config=attempt.request.config, pods=affected)
         attempt.recorder.finish(outcomes.failure(reasons.Reason.DRIFTED, message))
@@ -151,8 +152,8 @@ def _handle_drift(
 
 def _remove_phantoms(
     attempt: attempts.Attempt,
-    memory: drift_verdicts.DriftMemory,
-    observation: drift_checks.Observation,
+    memory: verdicts.DriftMemory,
+    observation: checks.Observation,
     view: node_object.NodeView,
 ) -> bool:
     """Remove phantom devices from the node; return whether the API refuses."""
