@@ -24,33 +24,33 @@ class Collection(watch.Watch, Generic[_Item]):
     Malformed objects are left out too, unless it ``is_strict``: a pod with an absurd request must
     not stop the work for all others.
 
-    ``on_change`` is called in the watch's thread with an object's old and new value; None for an
-    object that was or is left out.
+    The watch's thread calls ``on_item`` with an object's old and new value, None for an object
+    that was or is left out, and ``on_current`` whenever changes arrive again.
     """
 
     is_strict = False  # whether the watch counts as lost where an object is malformed
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the last three have defaults
         self,
         kube: api.KubeApi,
         path: str,
         parse: Callable[[Mapping[str, Any]], _Item | None],
-        on_change: Callable[[_Item | None, _Item | None], None],
+        on_item: Callable[[_Item | None, _Item | None], None],
         *,
+        on_current: Callable[[], None] = lambda: None,
         selector: Mapping[str, str] | None = None,
         times: watch.WatchTimes | None = None,
     ) -> None:
         name = f"{path.rpartition('/')[2]}-watch"
         super().__init__(kube, path, selector or {}, name=name, times=times)
         self._parse = parse
-        self._on_change = on_change
+        self._on_item = on_item
+        self._on_current = on_current
         self._lock = threading.Lock()
         self._kept: dict[tuple[str, str], _Item] = {}
         self._malformed: set[tuple[str, str]] = set()
         """Keys of malformed objects, which are logged once."""
         self.is_current = False
-        self.on_current: Callable[[], object] = lambda: None
-        """Called in the watch's thread whenever changes arrive again; set it before the start."""
         self.trouble = ""
         """Why changes do not arrive now; empty if they do, or before the first attempt."""
         self._lost_s = -math.inf
@@ -111,7 +111,7 @@ class Collection(watch.Watch, Generic[_Item]):
 
     def _set_current(self) -> None:
         self.is_current = True
-        self.on_current()
+        self._on_current()
 
     def _parse_item(
         self,
@@ -133,7 +133,7 @@ class Collection(watch.Watch, Generic[_Item]):
 
     def _report(self, before: _Item | None, now: _Item | None) -> None:
         if before != now:
-            self._on_change(before, now)
+            self._on_item(before, now)
 
 
 def _key(item: Mapping[str, Any]) -> tuple[str, str]:

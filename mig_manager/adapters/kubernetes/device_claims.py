@@ -71,13 +71,19 @@ class DeviceClaims:
         """Prepare, without a request."""
         self._on_change = on_change
         self._classes: _Optional[device_classes.DeviceClass] = _Optional(
-            kube, device_classes.PATH, device_classes.parse, self._class_changed, times=times
+            kube,
+            device_classes.PATH,
+            device_classes.parse,
+            self._class_changed,
+            on_current=on_current,
+            times=times,
         )
         self._slices: _Optional[claims.Slice] = _Optional(
             kube,
             f"{_GROUP}/resourceslices",
             claims.parse_slice,
             lambda *_: on_change(),
+            on_current=on_current,
             selector=_OF_DRIVER,
             times=times,
         )
@@ -86,10 +92,9 @@ class DeviceClaims:
             f"{_GROUP}/resourceclaims",
             lambda item: claims.parse_claim(item) or None,
             lambda *_: None,
+            on_current=on_current,
             times=times,
         )
-        for each in (self._classes, self._slices, self._claims):
-            each.on_current = on_current
 
     def start(self) -> None:
         """List and watch from now on."""

@@ -60,7 +60,12 @@ class PartitionerCluster:
         self._reporter = reporter
         self._listener = listener
         self.reported: collection.Collection[partitioned.PartitionedNode] = collection.Collection(
-            kube, "/api/v1/nodes", partitioned.parse, self._node_changed, times=times
+            kube,
+            "/api/v1/nodes",
+            partitioned.parse,
+            self._node_changed,
+            on_current=listener.wake,
+            times=times,
         )
         """The nodes as last reported."""
         self.pods: collection.Collection[demand.Pending | demand.BoundPod] = collection.Collection(
@@ -68,6 +73,7 @@ class PartitionerCluster:
             "/api/v1/pods",
             demand.parse,
             self._pod_changed,
+            on_current=listener.wake,
             selector={"fieldSelector": "status.phase!=Succeeded,status.phase!=Failed"},
             times=times,
         )
@@ -79,7 +85,6 @@ class PartitionerCluster:
         self._claims = device_claims.DeviceClaims(
             kube, listener.record_demand, listener.wake, times=times
         )
-        self.reported.on_current = self.pods.on_current = listener.wake
         self._written: dict[str, tuple[str, partitioned.PartitionedNode]] = {}
         """By name: the version that a node had before our last write, and the node after it."""
 
