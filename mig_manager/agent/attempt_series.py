@@ -190,13 +190,11 @@ class AttemptSeries:
             options=options,
             cancel=cancel,
             recorder=run_recorder.RunRecorder(
-                deps,
-                context.publisher,
+                context,
                 self._first_status(request, options.attempt),
                 journal=at_start(self.journal),
                 take_over_journal=lambda: at_start(self._journal_now()),
                 record=record,
-                startup_taints=context.limits.policy.startup_taints,
                 retry_after_s=options.retry_after_s,
             ),
             hooks=hook_points.HookPoints(

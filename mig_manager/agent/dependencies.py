@@ -29,10 +29,11 @@ _MOUNTS = pathlib.Path("/proc/self/mountinfo")
 def of_node(
     settings: agent_settings.AgentSettings,
     kube: api.KubeApi,
-    telemetry: ports.Telemetry,
-    boot_id: str,
+    *,
     node_watch: watch.NodeWatch,
     pod_watch: pods.PodWatch,
+    telemetry: ports.Telemetry,
+    boot_id: str,
 ) -> ports.Dependencies:
     """Return the ports of the pipeline: this node's API server, kubelet, GPUs and files."""
     system = host.SystemClock()

@@ -73,7 +73,14 @@ class Agent:
             on_use=self._inbox.put_use_change,
         )
         deps = overrides.replace_ports(
-            dependencies.of_node(settings, kube, telemetry, boot_id, self._watch, pod_watch)
+            dependencies.of_node(
+                settings,
+                kube,
+                node_watch=self._watch,
+                pod_watch=pod_watch,
+                telemetry=telemetry,
+                boot_id=boot_id,
+            )
         )
         self.reconciler = reconcile.Reconciler(deps, settings)
         self._node = deps.node

@@ -15,8 +15,8 @@ from typing import Unpack
 import structlog
 
 from mig_manager import errors, reasons
-from mig_manager.agent import node_patches, outcomes, publish
-from mig_manager.core import messages, model, ports, steps
+from mig_manager.agent import node_context, node_patches, outcomes
+from mig_manager.core import messages, model, steps
 from mig_manager.core.objects import node_object, well_known
 from mig_manager.core.records import journals, node_entries, readiness, requests, run_status
 
@@ -47,24 +47,22 @@ class RunRecorder:
             journal still lists changes that may have been made.
     """
 
-    def __init__(  # noqa: PLR0913 - each is named where it is called
+    def __init__(
         self,
-        deps: ports.Dependencies,
-        publisher: publish.Publisher,
+        context: node_context.NodeContext,
         first: run_status.RunStatus,
         *,
         journal: journals.Journal,
         take_over_journal: Callable[[], journals.Journal],
         record: requests.RequestRecord,
-        startup_taints: frozenset[str] = frozenset(),
-        retry_after_s: float = 0.0,
+        retry_after_s: float,
     ) -> None:
-        self._deps = deps
-        self._publisher = publisher
+        self._deps = deps = context.deps
+        self._publisher = context.publisher
         self.status = first
         """The status, which the next patch publishes."""
         self._began = self._phase_began = deps.clock.monotonic()
-        self._startup_taints = startup_taints
+        self._startup_taints = context.limits.policy.startup_taints
         self._retry_after_s = retry_after_s
         self._take_over_journal = take_over_journal
         """Resumes GPU clients that no journal lists; returns the entries of earlier runs as the
