@@ -83,7 +83,7 @@ def pictures(plans: preview.ClusterPlan, *, style: bar.Style) -> str:
     for node in plans.nodes:
         title = style.fit(f"{node.name}: {plans.layout} of {plans.source}")
         lines = [style.paint(title, bar.Tone.STRONG)]
-        lines += [style.wrap(note, indent="  ! ") for note in node.notes]
+        lines += style.notes(node.notes)
         if node.planned is None:
             lines.append(style.wrap(f"{node.fit.words}: {node.message}", indent="  "))
         else:

@@ -105,7 +105,7 @@ def pictures(status: ClusterStatus, *, style: bar.Style) -> str:
         lines = [headline(report, status.now, style)]
         if report.run and report.run.message:
             lines.append(style.wrap(report.run.message, indent="  "))
-        lines += [style.wrap(note, indent="  ! ") for note in report.notes]
+        lines += style.notes(report.notes)
         if report.gpus is not None:
             drawn = picture.draw_gpus(report.gpus, style=style) or gpu_text.NO_GPU
             lines += ["", drawn, "", *_users(status, report, style)]

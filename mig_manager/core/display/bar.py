@@ -72,6 +72,10 @@ class Style:
         """Return a sentence in lines that fit the page."""
         return wrap_text(text, self.width, indent, f"{indent}{further or '  '}")
 
+    def notes(self, notes: Iterable[str]) -> list[str]:
+        """Return notes about a node as marked lines below its headline."""
+        return [self.wrap(note, indent="  ! ") for note in notes]
+
     def fit(self, line: str, *, further: str = "    ") -> str:
         """Return a line that programs may parse: wrapped at a terminal only."""
         if self.table_width is None or len(line) <= self.table_width:

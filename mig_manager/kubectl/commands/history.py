@@ -26,7 +26,7 @@ def page(past: node_history.NodeHistory, *, style: bar.Style) -> str:
     if since:
         age = timestamps.age(since, past.now)
         lines.append(f"  applied at least since {timestamps.show(since)}, {age} ago")
-    lines += [style.wrap(note, indent="  ! ") for note in past.report.notes]
+    lines += style.notes(past.report.notes)
     if past.moments:
         lines += ["", *node_history.table(past.moments, style=style)]
     if past.why_no_events:

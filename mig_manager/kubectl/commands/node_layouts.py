@@ -179,7 +179,7 @@ def pictures(result: Layouts, *, style: bar.Style) -> str:
     count = messages.count(len(result.layouts), "layout")
     title = style.fit(f"{result.node}: {count} can be requested")
     lines = [style.paint(title, bar.Tone.STRONG)]
-    lines += [style.wrap(note, indent="  ! ") for note in result.notes]
+    lines += style.notes(result.notes)
     return "\n\n".join(["\n".join(lines), *(_picture(each, style) for each in result.layouts)])
 
 
