@@ -230,7 +230,7 @@ def describe(step: Step) -> str:
             return f"destroy GPU instance {step.profile} at {step.placement} ({where})"
         case SetMode():
             how = ", which resets the GPU" if step.needs_reset else ""
-            return f"switch MIG mode to {step.mode.value}{how}"
+            return f"change MIG mode to {step.mode.value}{how}"
         case Reset():
             return "reset the GPU"
         case CreateGpuInstance():

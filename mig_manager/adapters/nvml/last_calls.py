@@ -169,9 +169,9 @@ class Recorder:
         return tuple((name, count, seconds) for name, (count, seconds) in sorted(totals.items()))
 
     @contextlib.contextmanager
-    def calling(self, function: str) -> Iterator[None]:
-        """Record a call outside of NVML that may hang for the same reasons."""
-        self.began(function, time.monotonic())
+    def loading_library(self) -> Iterator[None]:
+        """Record in the body that NVML's library is loaded, which may hang as its calls do."""
+        self.began("dlopen", time.monotonic())
         try:
             yield
         finally:

@@ -163,7 +163,7 @@ def find(roots: Iterable[str]) -> str | None:
 
 def _is_loadable() -> bool:
     try:
-        with last_calls.RECORDER.calling("dlopen"):
+        with last_calls.RECORDER.loading_library():
             ctypes.CDLL(nvml_libraries.NAME)
     except OSError:
         return False
@@ -203,7 +203,7 @@ def _load(path: str) -> None:
     if getattr(pynvml.nvmlLib, "_name", None) == path:
         return
     try:
-        with last_calls.RECORDER.calling("dlopen"):
+        with last_calls.RECORDER.loading_library():
             library = ctypes.CDLL(path)
     except OSError as error:
         raise errors.HardwareError(

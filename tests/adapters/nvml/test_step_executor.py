@@ -305,7 +305,7 @@ def test_gpu_lost_in_mid_change_is_named_and_the_others_go_on(boot: Boot) -> Non
     (lost,) = after.unreachable
     assert [(gpu.index, gpu.current_mode) for gpu in after] == [(1, ON)]
     assert (lost.uuid, lost.pci_address) == (before[0].uuid, before[0].pci_address)
-    assert "cannot switch MIG mode to enabled" in lost.message
+    assert "cannot change MIG mode to enabled" in lost.message
 
 
 def test_where_one_gpu_is_lost_and_another_fails_the_error_names_both(boot: Boot) -> None:
