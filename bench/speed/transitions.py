@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from mig_manager.adapters import host
 from mig_manager.adapters.nvml import library as nvml
-from mig_manager.adapters.nvml import nvml_gpus, observe, worker_client
+from mig_manager.adapters.nvml import nvml_gpus, observation, worker_client
 from mig_manager.core import ports, steps
 from mig_manager.core.planner import planner
 from mig_manager.sandbox.driver import simulated_nvml, simulated_worker, state_file, states
@@ -265,7 +265,7 @@ def measured_query_s() -> float:
                     spent = 0.0
                     library.counts.clear()
                     for index in range(matrix.GPUS):
-                        observe.gpu(index)
+                        observation.observe(index)
                     rounds.append(spent / library.counts.total())
         finally:
             simulated_nvml.load(None)

@@ -12,7 +12,7 @@ import pynvml
 
 from mig_manager import errors, reasons
 from mig_manager.adapters.host import call_thread
-from mig_manager.adapters.nvml import gpu_device, last_calls, library, observe, step_executor
+from mig_manager.adapters.nvml import gpu_device, last_calls, library, observation, step_executor
 from mig_manager.core import model, steps, timing
 
 _Result = TypeVar("_Result")
@@ -46,7 +46,7 @@ class NvmlGpus:
         """
         with library.session(self.library_path, self.driver_roots):
             count = library.call(pynvml.nvmlDeviceGetCount)
-            one = functools.partial(observe.gpu, records_minor=self.proc_root is not None)
+            one = functools.partial(observation.observe, records_minor=self.proc_root is not None)
             observed = _share_profiles(_each([functools.partial(one, i) for i in range(count)]))
         if observed.unreachable and not observed:
             raise _join_failures([_failure(gpu) for gpu in observed.unreachable])
@@ -255,7 +255,7 @@ def _is_unreachable(plan: steps.GpuPlan, error: errors.HardwareError) -> bool:
     if error.reason not in about_gpu:
         return False
     try:
-        now = observe.gpu(plan.gpu_index)
+        now = observation.observe(plan.gpu_index)
     except errors.HardwareError:
         # The driver as a whole fails, not this GPU.
         return False

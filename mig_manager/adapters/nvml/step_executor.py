@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import pynvml
 
 from mig_manager import errors, reasons
-from mig_manager.adapters.nvml import gpu_device, last_calls, library, observe
+from mig_manager.adapters.nvml import gpu_device, last_calls, library, observation
 from mig_manager.core import model, steps, timing
 
 _GONE = frozenset({pynvml.NVML_ERROR_NOT_FOUND})
@@ -77,8 +77,10 @@ class GpuStepExecutor:
                     self.on_step(self.plan.gpu_index)
             try:
                 if self.observed is not None:
-                    return observe.update(self.observed, self._open())
-                return observe.in_full(self.plan.gpu_index, self.plan.gpu_uuid, self._open())
+                    return observation.observe_again(self.observed, self._open())
+                return observation.observe_in_full(
+                    self.plan.gpu_index, self.plan.gpu_uuid, self._open()
+                )
             except errors.HardwareError as error:
                 error.begin_with(str(self.plan), doing="cannot observe the result")
                 raise

@@ -11,7 +11,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import pynvml
 
 from mig_manager import errors
-from mig_manager.adapters.nvml import events, gpu_device, last_calls, library, observe, processes
+from mig_manager.adapters.nvml import (
+    events,
+    gpu_device,
+    last_calls,
+    library,
+    observation,
+    processes,
+)
 from mig_manager.core import model
 from mig_manager.core.acceptance import surveys
 
@@ -87,7 +94,7 @@ def _uuid(index: int) -> str:
 
 
 def _survey_gpu(index: int, earlier_uuid: str) -> surveys.SurveyedGpu:
-    gpu = [observe.gpu(index) for _ in range(_REPETITIONS)][-1]
+    gpu = [observation.observe(index) for _ in range(_REPETITIONS)][-1]
     if isinstance(gpu, model.UnreachableGpu):
         return surveys.SurveyedGpu(gpu=gpu)
     handle = library.call(pynvml.nvmlDeviceGetHandleByIndex, index)

@@ -4,7 +4,7 @@ If one affected pod cannot be evicted, none is. A pod cannot be evicted if it is
 forbids it, its PodDisruptionBudget grants no eviction, or two budgets cover it. In the same way,
 no pod is deleted by force while a pod remains that force cannot remove.
 
-Budgets are counted over all affected pods before the first eviction, because a dry run does not
+Budgets are checked over all affected pods before the first eviction, because a dry run does not
 use up a budget (see ``core.node.evictions``). If they grant all evictions, all pods go at once. If
 they grant a part, the drain rolls like ``kubectl drain``: it evicts that part, and more when
 successors are ready elsewhere. Other pods wait until the budgets grant the rest. Pods without a
@@ -222,14 +222,14 @@ class Evictions:
     def _evict_pending(
         self, pending: Sequence[pod_object.Pod], remaining: Sequence[pod_object.Pod]
     ) -> _RoundResult:
-        counted, error = self._count(pending)
+        check, error = self._check_budgets(pending)
         current = _Round(remaining=remaining, began_s=self._now_s())
         uids = frozenset(pod.uid for pod in pending)
         # Other pods may have come before the first eviction, if the checks took long.
         is_checked = bool(self._evicted) or uids <= self._last.checked_uids
         has_begun = self._last.has_begun and is_checked
-        why_not = {} if has_begun else self._why_not_begun(pending, counted, remaining)
-        blocked = why_not or self._evict_granted(pending, counted, current)
+        why_not = {} if has_begun else self._why_not_begun(pending, check, remaining)
+        blocked = why_not or self._evict_granted(pending, check, current)
         not_before_s = min(self._result_of(pod).not_before_s for pod in pending)
         now_s = self._now_s()
         pause_s = 0.0 if current.is_old(now_s) else _RETRY_S
@@ -237,7 +237,7 @@ class Evictions:
             has_begun=not why_not,
             checked_uids=uids,
             blocked=blocked,
-            spent=counted.spent,
+            spent=check.spent,
             error=error,
             next_s=max(now_s + pause_s, not_before_s),
         )
@@ -245,25 +245,25 @@ class Evictions:
     def _why_not_begun(
         self,
         pending: Sequence[pod_object.Pod],
-        counted: evictions.Count,
+        check: evictions.BudgetCheck,
         remaining: Sequence[pod_object.Pod],
     ) -> dict[str, str]:
         """Return why no pod is evicted yet: each one that is not evictable, with the reason."""
         is_whole = self.attempt.limits.policy.strategy is policies.DrainStrategy.WHOLE
-        refused = dict(counted.refused if is_whole else counted.exhausted)
+        refused = dict(check.refused if is_whole else check.exhausted)
         not_evictable = evictions.not_evictable(remaining) | refused
         return not_evictable or self._try_each(pending, self.attempt.deps.workloads.can_evict)
 
     def _evict_granted(
-        self, pending: Sequence[pod_object.Pod], counted: evictions.Count, current: _Round
+        self, pending: Sequence[pod_object.Pod], check: evictions.BudgetCheck, current: _Round
     ) -> dict[str, str]:
         """Evict as the budgets grant; return why other pods are not evicted yet."""
         if not evictions.are_evictable_or_ending(current.remaining):
             # A pod can no longer be evicted, so evicting others would be in vain.
-            return dict(counted.refused)
+            return dict(check.refused)
         batch = pending
-        if counted.refused:
-            batch = [pod for pod in counted.rolling if self._why_paused(pod) is None]
+        if check.refused:
+            batch = [pod for pod in check.rolling if self._why_paused(pod) is None]
             if batch:
                 more = len(pending) - len(batch)
                 self._enter(f"rolling drain: evicting {_names(batch)}; {more} more to evict")
@@ -272,26 +272,26 @@ class Evictions:
         blocked = self._try_each((pod for pod in batch if pod.owner_kind), evict)
         if not blocked:
             blocked = self._try_each((pod for pod in batch if not pod.owner_kind), evict)
-        return dict(counted.refused) | blocked
+        return dict(check.refused) | blocked
 
-    def _count(
+    def _check_budgets(
         self, pods: Sequence[pod_object.Pod]
-    ) -> tuple[evictions.Count, errors.ClusterError | None]:
-        """Count the evictions that budgets grant: all, if the agent may not list budgets."""
+    ) -> tuple[evictions.BudgetCheck, errors.ClusterError | None]:
+        """Check what the budgets grant: all, if the agent may not list them."""
         if not self._last.may_list_budgets:
-            return evictions.count(pods, ()), self._last.error
+            return evictions.check_budgets(pods, ()), self._last.error
         try:
             budgets = self.attempt.deps.workloads.budgets({pod.namespace for pod in pods})
         except errors.ClusterError as error:
             if error.reason is reasons.Reason.API_UNAVAILABLE:
                 _log.warning("budgets_not_listed", error=error.message)
                 why = f"the Kubernetes API failed to list budgets ({error.reason.value})"
-                return evictions.none_granted(pods, why), error
+                return evictions.refuse_all(pods, why), error
             if error.reason is not reasons.Reason.FORBIDDEN:
                 raise
             _log.warning("budgets_not_counted", error=error.message)
-            return evictions.count(pods, ()), error
-        return evictions.count(pods, budgets), None
+            return evictions.check_budgets(pods, ()), error
+        return evictions.check_budgets(pods, budgets), None
 
     def _why_stalled(self, remaining: Iterable[pod_object.Pod]) -> tuple[reasons.Reason, str]:
         try:

@@ -84,8 +84,8 @@ class Budget:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Count:
-    """The evictions, out of a set, that the budgets grant."""
+class BudgetCheck:
+    """Which evictions of a set of pods the budgets grant."""
 
     rolling: pod_object.Pods
     """Pods that can be evicted now and whose budget covers more pods than it grants."""
@@ -95,8 +95,8 @@ class Count:
     spent: tuple[Budget, ...]  # the budgets that refuse
 
 
-def count(pods: Sequence[pod_object.Pod], budgets: Iterable[Budget]) -> Count:
-    """Count the evictions that all budgets grant; each budget serves the first pods first."""
+def check_budgets(pods: Sequence[pod_object.Pod], budgets: Iterable[Budget]) -> BudgetCheck:
+    """Check which evictions all budgets grant; each budget serves the first pods first."""
     budgets = tuple(budgets)
     refused: dict[str, str] = {}
     exhausted: dict[str, str] = {}
@@ -129,13 +129,15 @@ def count(pods: Sequence[pod_object.Pod], budgets: Iterable[Budget]) -> Count:
         rolling += guarded[:room]
         refused |= {pod.key: why for pod in guarded[room:]}
         exhausted |= {pod.key: why for pod in guarded if not room}
-    return Count(rolling=tuple(rolling), refused=refused, exhausted=exhausted, spent=tuple(spent))
+    return BudgetCheck(
+        rolling=tuple(rolling), refused=refused, exhausted=exhausted, spent=tuple(spent)
+    )
 
 
-def none_granted(pods: Iterable[pod_object.Pod], why: str) -> Count:
-    """Return the count while the budgets are unknown."""
+def refuse_all(pods: Iterable[pod_object.Pod], why: str) -> BudgetCheck:
+    """Refuse all evictions, while the budgets are unknown."""
     refused = {pod.key: why for pod in pods}
-    return Count(rolling=(), refused=refused, exhausted=refused, spent=())
+    return BudgetCheck(rolling=(), refused=refused, exhausted=refused, spent=())
 
 
 def why_not_evictable(pod: pod_object.Pod) -> str:

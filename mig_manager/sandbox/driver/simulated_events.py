@@ -3,7 +3,7 @@
 import pathlib
 
 from mig_manager import errors
-from mig_manager.adapters.nvml import observe
+from mig_manager.adapters.nvml import observation
 from mig_manager.sandbox.driver import state_file
 
 _REBOOT, _LOST = "reboot", "lost"
@@ -25,7 +25,7 @@ def simulate(event: str, path: pathlib.Path | None) -> None:
         )
     state = state_file.SharedState(path)
     index, _, fault = event.partition("=")
-    actions = {each.value: number for number, each in enumerate(observe.RECOVERY_ACTIONS)}
+    actions = {each.value: number for number, each in enumerate(observation.RECOVERY_ACTIONS)}
     indices = {str(board.index): board.index for board in state.boards}
     if event == _REBOOT:
         state.reboot()

@@ -53,12 +53,12 @@ def test_a_budget_grants_the_evictions_of_the_first_pods(
     pods = [samples.pod(name, owner_kind=owner) for name, owner in zip("abc", owners, strict=True)]
     not_running = samples.pod("d", phase="Pending")
 
-    count = evictions.count([*pods, not_running], [budget])
+    check = evictions.check_budgets([*pods, not_running], [budget])
 
-    assert "".join(pod.name for pod in count.rolling) == rolling
-    assert {key.removeprefix("default/") for key in count.refused} == {*refused}
-    assert {key.removeprefix("default/") for key in count.exhausted} == {*exhausted}
-    assert count.spent == ((budget,) if refused else ())
+    assert "".join(pod.name for pod in check.rolling) == rolling
+    assert {key.removeprefix("default/") for key in check.refused} == {*refused}
+    assert {key.removeprefix("default/") for key in check.exhausted} == {*exhausted}
+    assert check.spent == ((budget,) if refused else ())
 
 
 def test_a_budget_whose_status_is_outdated_grants_no_eviction() -> None:
@@ -67,6 +67,6 @@ def test_a_budget_whose_status_is_outdated_grants_no_eviction() -> None:
     )
     outdated = dataclasses.replace(current, is_current=False)
 
-    count = evictions.count([samples.pod("a")], [outdated])
+    check = evictions.check_budgets([samples.pod("a")], [outdated])
 
-    assert count.exhausted == {"default/a": "PodDisruptionBudget web is still being processed"}
+    assert check.exhausted == {"default/a": "PodDisruptionBudget web is still being processed"}

@@ -48,7 +48,7 @@ _OF_INSTANCES = frozenset(
 """Functions that give such an answer; from any other one it means something else."""
 
 
-def gpu(
+def observe(
     index: int, *, records_minor: bool = False, retries: int = 2
 ) -> model.Gpu | model.UnreachableGpu:
     """Observe one GPU within an open session, or return why it is unreachable.
@@ -69,10 +69,10 @@ def gpu(
             device = gpu_device.Device(handle)
             if records_minor:
                 last_calls.RECORDER.set_gpu(index, uuid, device.minor())
-            return in_full(index, uuid, device)
+            return observe_in_full(index, uuid, device)
     except errors.HardwareError as error:
         if retries and error.code in _CHANGING and error.operation in _OF_INSTANCES:
-            return gpu(index, records_minor=records_minor, retries=retries - 1)
+            return observe(index, records_minor=records_minor, retries=retries - 1)
         # A container without a GPU's device node gets no handle. A container that lacks only the
         # privilege to list instances gets one, and an unreachable GPU would hide the cause.
         is_unprivileged = handle is not None and error.reason is reasons.Reason.NO_PERMISSION
@@ -95,12 +95,12 @@ def gpu(
         )
 
 
-def update(earlier: model.Gpu, device: gpu_device.Device) -> model.Gpu:
+def observe_again(earlier: model.Gpu, device: gpu_device.Device) -> model.Gpu:
     """Observe again what can change of a GPU while its MIG mode stays."""
     current, pending = device.mig_mode() or (None, None)
     if current is not earlier.current_mode:
         # Its profiles may have changed as well.
-        return in_full(earlier.index, earlier.uuid, gpu_device.Device(device.handle))
+        return observe_in_full(earlier.index, earlier.uuid, gpu_device.Device(device.handle))
     action = earlier.recovery_action
     if earlier.needs_recovery:
         action = _recovery_action(_fields(device.handle))
@@ -112,7 +112,7 @@ def update(earlier: model.Gpu, device: gpu_device.Device) -> model.Gpu:
     )
 
 
-def in_full(index: int, uuid: str, device: gpu_device.Device) -> model.Gpu:
+def observe_in_full(index: int, uuid: str, device: gpu_device.Device) -> model.Gpu:
     """Observe everything about a GPU whose handle is known."""
     # The GPU of a system on a chip is no PCI device (Jetson Thor).
     pci = library.call_unless(library.UNSUPPORTED, pynvml.nvmlDeviceGetPciInfo, device.handle)
