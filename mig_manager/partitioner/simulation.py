@@ -106,9 +106,9 @@ def simulate(
         ClusterError: A pod is malformed.
     """
     parsed = [demand.parse(pod) for pod in pods]
-    bound = [pod for pod in parsed if isinstance(pod, demand.BoundPod)]
+    node_pods = [pod for pod in parsed if isinstance(pod, demand.PodOfNode)]
     pending = [pod for pod in parsed if isinstance(pod, demand.Pending)]
-    nodes = node_requests.with_pods(nodes, node_requests.Requests(bound))
+    nodes = node_requests.with_pods(nodes, node_requests.Requests(node_pods))
     decision = decider.decide(
         node_index.NodeIndex(nodes),
         pending,

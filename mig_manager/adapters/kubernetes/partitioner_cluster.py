@@ -68,14 +68,16 @@ class PartitionerCluster:
             times=times,
         )
         """The nodes as last reported."""
-        self.pods: collection.Collection[demand.Pending | demand.BoundPod] = collection.Collection(
-            kube,
-            "/api/v1/pods",
-            demand.parse,
-            self._pod_changed,
-            on_current=listener.wake,
-            selector={"fieldSelector": "status.phase!=Succeeded,status.phase!=Failed"},
-            times=times,
+        self.pods: collection.Collection[demand.Pending | demand.PodOfNode] = (
+            collection.Collection(
+                kube,
+                "/api/v1/pods",
+                demand.parse,
+                self._pod_changed,
+                on_current=listener.wake,
+                selector={"fieldSelector": "status.phase!=Succeeded,status.phase!=Failed"},
+                times=times,
+            )
         )
         """The pods that have not ended and that a decision needs."""
         self.requests = node_requests.Requests(lock=threading.Lock())
@@ -132,7 +134,7 @@ class PartitionerCluster:
         if not uids:
             return set()
         pods = (pod for pod in self.pods.items() if isinstance(pod, demand.BoundPod))
-        return {pod.uid for pod in pods if pod.uid in uids and not pod.is_nominated}
+        return {pod.uid for pod in pods if pod.uid in uids}
 
     def request(self, change: decisions.NodeChange) -> bool:
         """Request a layout of a node; return False if the node has changed since, or is gone.
@@ -183,14 +185,15 @@ class PartitionerCluster:
 
     def _pod_changed(
         self,
-        before: demand.Pending | demand.BoundPod | None,
-        now: demand.Pending | demand.BoundPod | None,
+        before: demand.Pending | demand.PodOfNode | None,
+        now: demand.Pending | demand.PodOfNode | None,
     ) -> None:
         self.requests.replace(
-            before if isinstance(before, demand.BoundPod) else None,
-            now if isinstance(now, demand.BoundPod) else None,
+            None if isinstance(before, demand.Pending) else before,
+            None if isinstance(now, demand.Pending) else now,
         )
-        if before is None and now is not None and now.needs and self.pods.is_current:
+        is_new = before is None and self.pods.is_current
+        if is_new and isinstance(now, demand.Pending | demand.BoundPod) and now.needs:
             self.arrivals.add(now.needs, self._clock.monotonic())
         # A pod that was bound, or has ended, is no new demand.
         if isinstance(now, demand.Pending):

@@ -128,25 +128,32 @@ class Pending:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class BoundPod:
-    """A pod that has a node and has not ended, with its requests.
-
-    Or a pod that does not count, for which the scheduler makes room on a node (``is_nominated``).
-    """
+    """A pod that has a node and has not ended, with its requests."""
 
     uid: str
     node_name: str
     amounts: Amounts
     needs: Needs | None = None  # None: it requests no MIG device
     is_ready_agent: bool | None = None  # None: it is not an agent's pod
-    is_nominated: bool = False
 
 
-def parse(item: Mapping[str, Any]) -> Pending | BoundPod | None:
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class NominatedPod:
+    """A pod for which the scheduler preempts others on a node, and that is not ``Pending``."""
+
+    uid: str
+    node_name: str
+
+
+PodOfNode = BoundPod | NominatedPod
+
+
+def parse(item: Mapping[str, Any]) -> Pending | PodOfNode | None:
     """Parse a Pod object; None if the pod neither waits for MIG devices nor runs.
 
-    A pending pod counts if it is not bound, deleted or gated, the scheduler reported it
+    A pod is ``Pending`` if it is not bound, deleted or gated, the scheduler reported it
     unschedulable, it requests ``nvidia.com/mig-*``, and no label or annotation
-    ``mig-manager.io/partitioning: off`` excludes it. Another counts as nominated, if it is.
+    ``mig-manager.io/partitioning: off`` excludes it.
 
     Raises:
         ClusterError: The object is malformed.
@@ -181,8 +188,7 @@ def parse(item: Mapping[str, Any]) -> Pending | BoundPod | None:
         if is_unschedulable and not is_excluded and (pod := as_pending(item)).needs.mig:
             return dataclasses.replace(pod, nominated=nominated)
         if nominated and (spec.get("resourceClaims") or Needs(amounts=_amounts(spec)).mig):
-            uid = str(metadata["uid"])
-            return BoundPod(uid=uid, node_name=nominated, amounts=(), is_nominated=True)
+            return NominatedPod(uid=str(metadata["uid"]), node_name=nominated)
         return None
 
 

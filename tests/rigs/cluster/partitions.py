@@ -152,8 +152,8 @@ def parse_cluster(
     parsed = [each for each in map(demand.parse, pods) if each]
     plain = [each for each in map(partitioned.parse, nodes) if each]
     with_claims = claimed_nodes.with_claims(plain, claims or claimed_nodes.ClusterClaims())
-    bound = [each for each in parsed if isinstance(each, demand.BoundPod)]
-    bound += [
+    node_pods = [each for each in parsed if isinstance(each, demand.PodOfNode)]
+    node_pods += [
         demand.BoundPod(
             uid="user",
             node_name=each.name,
@@ -166,7 +166,7 @@ def parse_cluster(
         if gi.placement in each.in_use.get(gpu.uuid, ()) and ci.profile.spans
     ]
     pending = tuple(each for each in parsed if isinstance(each, demand.Pending))
-    return node_requests.with_pods(with_claims, node_requests.Requests(bound)), pending
+    return node_requests.with_pods(with_claims, node_requests.Requests(node_pods)), pending
 
 
 def only(decision: decisions.PartitioningDecision) -> decisions.NodeChange:

@@ -14,7 +14,7 @@ from tests.rigs.cluster.partitions import pod
 from tests.rigs.node import samples
 
 
-def parse(item: dict[str, Any]) -> demand.Pending | demand.BoundPod | None:
+def parse(item: dict[str, Any]) -> demand.Pending | demand.PodOfNode | None:
     return demand.parse(item)
 
 

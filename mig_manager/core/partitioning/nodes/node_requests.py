@@ -18,7 +18,7 @@ class Requests:
 
     def __init__(
         self,
-        bound: Iterable[demand.BoundPod] = (),
+        pods: Iterable[demand.PodOfNode] = (),
         *,
         lock: contextlib.AbstractContextManager[object] | None = None,
     ) -> None:
@@ -28,31 +28,20 @@ class Requests:
         self._ready_agents: dict[str, set[str]] = {}
         """UIDs by node; a node without an agent's pod since the first list is missing."""
         self._nominated: collections.Counter[str] = collections.Counter()
-        """By node: for how many pods that do not count the scheduler preempts pods on it."""
-        for pod in bound:
+        for pod in pods:
             self.replace(None, pod)
 
-    def replace(self, before: demand.BoundPod | None, now: demand.BoundPod | None) -> None:
-        """Count a pod as it is now, no longer as it was before; None: it is not bound."""
+    def replace(self, before: demand.PodOfNode | None, now: demand.PodOfNode | None) -> None:
+        """Count a pod as it is now, no longer as it was before; None: it has no node."""
         with self._lock:
             for pod, sign in ((before, -1), (now, 1)):
-                if pod is None:
-                    continue
-                if pod.is_nominated:
-                    self._nominated[pod.node_name] += sign
-                counts = self._counts.setdefault(pod.node_name, collections.Counter())
-                for name, amount in pod.amounts:
-                    counts[name] += sign * amount
-                    if not counts[name]:
-                        del counts[name]
-                if not counts:
-                    del self._counts[pod.node_name]
-                self._amounts.pop(pod.node_name, None)
-                if pod.is_ready_agent is not None:
-                    ready = self._ready_agents.setdefault(pod.node_name, set())
-                    ready.discard(pod.uid)
-                    if sign > 0 and pod.is_ready_agent:
-                        ready.add(pod.uid)
+                match pod:
+                    case demand.BoundPod():
+                        self._count(pod, sign)
+                    case demand.NominatedPod():
+                        self._nominated[pod.node_name] += sign
+                    case None:
+                        pass
 
     def of(self, node_name: str) -> demand.Amounts:
         """Return the requests of the pods bound to a node."""
@@ -68,9 +57,25 @@ class Requests:
             return self._ready_agents.get(node_name) == set()
 
     def is_nominated(self, node_name: str) -> bool:
-        """Return whether the scheduler preempts pods on a node for one that does not count."""
+        """Return whether the scheduler preempts pods on a node for a ``NominatedPod``."""
         with self._lock:
             return self._nominated[node_name] > 0
+
+    def _count(self, pod: demand.BoundPod, sign: int) -> None:
+        """Add a pod, or subtract it with a ``sign`` of -1."""
+        counts = self._counts.setdefault(pod.node_name, collections.Counter())
+        for name, amount in pod.amounts:
+            counts[name] += sign * amount
+            if not counts[name]:
+                del counts[name]
+        if not counts:
+            del self._counts[pod.node_name]
+        self._amounts.pop(pod.node_name, None)
+        if pod.is_ready_agent is not None:
+            ready = self._ready_agents.setdefault(pod.node_name, set())
+            ready.discard(pod.uid)
+            if sign > 0 and pod.is_ready_agent:
+                ready.add(pod.uid)
 
 
 def with_pods(
