@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 
 import pytest
 import structlog.testing
@@ -149,6 +150,25 @@ def test_a_node_that_fails_for_a_pod_serves_a_smaller_one(rig: PartitionerRig, s
                     rig.server.merge(kinds.PODS, pod, same_age, namespace="default")
 
     assert '"mig-devices": {"1g.5gb": 1}' in layouts[-1]
+
+
+def test_a_node_that_fails_two_layouts_serves_the_pod_of_a_third(rig: PartitionerRig) -> None:
+    rig.add_node(layout="2g.10gb")
+    for name, profile in {"a": "7g.40gb", "b": "4g.20gb", "c": "1g.5gb"}.items():
+        rig.add_pods(name, profile=profile)
+    replica = rig.replica()
+    layouts: list[str] = []
+
+    with structlog.testing.capture_logs():
+        while rig.clock.now_s < 300 and len(layouts) < 3:
+            rig.pass_time(5, replica)
+            requested = rig.requested_layout()
+            if requested and requested not in layouts[-1:]:
+                layouts.append(requested)
+                rig.answer("n1", reason=reasons.Reason.IN_USE)
+
+    devices = [" ".join(re.findall(r"\dg[.0-9a-z]+", layout)) for layout in layouts]
+    assert devices == ["7g.40gb", "4g.20gb 2g.10gb 1g.5gb", "2g.10gb 1g.5gb"]
 
 
 def test_refused_events_stop_nothing_and_are_not_repeated(rig: PartitionerRig) -> None:

@@ -98,7 +98,7 @@ class Changes:
         likely: tuple[demand.Needs, ...] = (),
         is_withdrawal: bool = False,
     ) -> bool:
-        """Add a change, unless its agent's last run failed this layout.
+        """Add a change, unless its agent has just failed this layout.
 
         A layout that may succeed later is requested again after ``ROOM_TIMEOUT_S``. Its text
         differs, because the agent ignores an equal annotation.
@@ -114,12 +114,12 @@ class Changes:
             step.gpu_uuid in node.in_use and step.placement not in node.in_use[step.gpu_uuid]
             for step in plan.of(steps.DestroyGpuInstance)
         )
+        if self._repeats_failure(node, document.content_hash):
+            self._too_early.add(position)
+            return False
         if document.content_hash == node.agent.failed_hash:
-            finished_at = node.times.finished_at if node.agent.is_repeatable else None
-            if finished_at is None or decisions.is_recent(finished_at, now=self._now):
-                self._too_early.add(position)
-                return False
-            document = custom_layouts.render(desired, addition=f"after {finished_at}")
+            addition = f"after {node.times.finished_at}"
+            document = custom_layouts.render(desired, addition=addition)
         if (plan.is_empty and not is_withdrawal) or not is_safe:
             return False
         self._budget -= 1
@@ -137,6 +137,18 @@ class Changes:
             likely=likely,
         )
         return True
+
+    def _repeats_failure(self, node: partitioned.PartitionedNode, content_hash: str) -> bool:
+        """Return whether a layout would repeat a failure of a node's agent too early.
+
+        Two layouts that fail in turn must not keep a third from its pods.
+        """
+        failed_at = self._history.failed.get(node.name, {}).get(content_hash)
+        if content_hash == node.agent.failed_hash:
+            failed_at = node.times.finished_at
+            if failed_at is None or not node.agent.is_repeatable:
+                return True
+        return failed_at is not None and decisions.is_recent(failed_at, now=self._now)
 
 
 def is_under_change(node: partitioned.PartitionedNode, *, now: dt.datetime) -> bool:

@@ -22,6 +22,8 @@ class History:
     """By node: time of this process's last request."""
     requested: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """By node: the content hash of the last layout that this process requested."""
+    failed: Mapping[str, Mapping[str, dt.datetime]] = dataclasses.field(default_factory=dict)
+    """By node, by content hash: when its agent failed a layout, since it last applied one."""
     demand_at: Mapping[str, dt.datetime] = dataclasses.field(default_factory=dict)
     """By node: time of the last demand for its devices, or when this process first saw it."""
     room_since: Mapping[str, Mapping[str, dt.datetime]] = dataclasses.field(default_factory=dict)
@@ -80,6 +82,7 @@ def remember(
             for name, content_hash in {**history.requested, **requested}.items()
             if name in allocated
         },
+        failed={node.name: _failures(node, history, now) for node in nodes},
         demand_at={
             name: history.demand_at.get(name, now)
             if name not in with_demand and history.allocated.get(name) == amounts
@@ -97,6 +100,19 @@ def remember(
         prepared=prepared | {each.node: each.likely for each in decision.changes if each.likely},
         allocated=allocated,
     )
+
+
+def _failures(
+    node: partitioned.PartitionedNode, history: History, now: dt.datetime
+) -> Mapping[str, dt.datetime]:
+    """Return the recent failures of a node's agent since it last applied a layout."""
+    if not (node.agent.failed_hash or _is_being_changed(node, history, now)):
+        return {}
+    before = history.failed.get(node.name, {})
+    failures = {key: at for key, at in before.items() if decisions.is_recent(at, now=now)}
+    if node.agent.failed_hash and node.times.finished_at:
+        failures[node.agent.failed_hash] = node.times.finished_at
+    return failures
 
 
 def unprepared_pods(
