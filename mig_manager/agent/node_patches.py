@@ -6,21 +6,21 @@ from mig_manager.core.records import inventory_codec, journals, requests, run_st
 
 
 def of_run(
-    published: run_status.RunStatus, record: requests.RequestRecord, boot_id: str
+    status: run_status.RunStatus, record: requests.RequestRecord, boot_id: str
 ) -> node_object.NodePatch:
     """Return the patch with a status, its GPUs, and the record of the request."""
-    patch = of_status(published)
-    if published.observed_gpus is not None:
-        annotations = of_gpus(published.observed_gpus)
+    patch = of_status(status)
+    if status.observed_gpus is not None:
+        annotations = of_gpus(status.observed_gpus)
         patch = patch.merge(node_object.NodePatch(annotations=annotations))
-    return patch.merge(of_request(record, published.gpus, boot_id))
+    return patch.merge(of_request(record, status.gpus, boot_id))
 
 
-def of_status(published: run_status.RunStatus) -> node_object.NodePatch:
+def of_status(status: run_status.RunStatus) -> node_object.NodePatch:
     """Return the label and the annotation with a status."""
     return node_object.NodePatch(
-        labels={well_known.STATE_LABEL: published.state.value},
-        annotations={well_known.STATUS_ANNOTATION: published.to_json()},
+        labels={well_known.STATE_LABEL: status.state.value},
+        annotations={well_known.STATUS_ANNOTATION: status.to_json()},
     )
 
 

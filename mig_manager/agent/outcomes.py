@@ -41,15 +41,15 @@ class Outcome:
         return messages.fit(text, messages.MAX_BYTES)
 
     def status_after(
-        self, published: run_status.RunStatus, clock: timing.Clock, backoff_s: float
+        self, status: run_status.RunStatus, clock: timing.Clock, backoff_s: float
     ) -> run_status.RunStatus:
         """Return the status of a run with this outcome; ``backoff_s`` as in ``retry_after_s``."""
         is_success = self.state is run_status.State.SUCCESS
-        retry_after_s = self.retry_after_s(published.attempt, backoff_s)
+        retry_after_s = self.retry_after_s(status.attempt, backoff_s)
         return dataclasses.replace(
-            published,
+            status,
             state=self.state,
-            phase=run_status.Phase.DONE if is_success else published.phase,
+            phase=run_status.Phase.DONE if is_success else status.phase,
             reason=self.reason,
             message=self.message,
             finished_at=clock.now_iso(),
@@ -64,7 +64,7 @@ class Outcome:
 
 
 def success(
-    published: run_status.RunStatus,
+    status: run_status.RunStatus,
     reason: reasons.Reason,
     what: str,
     *,
@@ -76,14 +76,14 @@ def success(
         f" {gpu.sentence}; once it is back, it gets what the layout has for it."
         for gpu in gpus.unreachable
     )
-    if uuids := published.absent_uuids:
+    if uuids := status.absent_uuids:
         missing += f" It names GPUs that this node lacks: {messages.list_names(uuids)}."
-    if problem := published.config_problem:
+    if problem := status.config_problem:
         missing += f" It stays, but the file cannot be used: {messages.with_full_stop(problem)}"
     return Outcome(
         state=run_status.State.SUCCESS,
         reason=reason,
-        description=f"Layout {published.title} {what}.{more}{missing}",
+        description=f"Layout {status.title} {what}.{more}{missing}",
         verified_gpus=gpus,
     )
 
@@ -110,7 +110,7 @@ def failure(
 
 def report(
     deps: ports.Dependencies,
-    published: run_status.RunStatus,
+    status: run_status.RunStatus,
     outcome: Outcome,
     *,
     seconds: float,
@@ -126,7 +126,7 @@ def report(
     )
     deps.telemetry.run_ended(outcome.state, outcome.reason, seconds)
     if not is_failure:
-        deps.telemetry.layout_applied(published.config, published.config_hash)
+        deps.telemetry.layout_applied(status.config, status.config_hash)
     deps.node.emit(reason=outcome.reason.value, message=outcome.message, is_warning=is_failure)
     if lost := outcome.verified_gpus.unreachable:
         sentences = (messages.with_full_stop(gpu.sentence) for gpu in lost)

@@ -75,33 +75,33 @@ def unknown(config: str, reason: reasons.Reason, why: str) -> Condition:
     )
 
 
-def condition(published: run_status.RunStatus) -> Condition:
-    """Return the condition for a published status.
+def condition(status: run_status.RunStatus) -> Condition:
+    """Return the condition that shows a status.
 
     It omits the phase: each change of a condition costs a request, and the status annotation has
     the phase.
     """
-    match published.state:
+    match status.state:
         case run_status.State.SUCCESS:
             # Same text whether or not this run changed anything: equal conditions are not written.
             unreachable = "".join(
-                f" {messages.with_full_stop(gpu.sentence)}" for gpu in published.gpus.unreachable
+                f" {messages.with_full_stop(gpu.sentence)}" for gpu in status.gpus.unreachable
             )
-            if published.config_problem:
-                problem = messages.with_full_stop(published.config_problem)
+            if status.config_problem:
+                problem = messages.with_full_stop(status.config_problem)
                 unreachable += f" The layout file cannot be used: {problem}"
-            message = f"Layout {published.config} is active and verified.{unreachable}"
+            message = f"Layout {status.config} is active and verified.{unreachable}"
             return Condition(is_true=True, reason="LayoutVerified", message=message)
         case run_status.State.FAILED:
-            reason = published.reason.value if published.reason else "Failed"
-            return Condition(is_true=False, reason=reason, message=published.message)
+            reason = status.reason.value if status.reason else "Failed"
+            return Condition(is_true=False, reason=reason, message=status.message)
         case run_status.State.REBOOTING:
-            message = f"The node reboots for layout {published.config}."
+            message = f"The node reboots for layout {status.config}."
             return Condition(is_true=False, reason="Rebooting", message=message)
         case run_status.State.PENDING:
             message = (
-                f"Layout {published.config} is being applied."
-                if published.config
+                f"Layout {status.config} is being applied."
+                if status.config
                 else "An interrupted change is being undone."
             )
             return Condition(is_true=False, reason="Pending", message=message)

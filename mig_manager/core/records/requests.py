@@ -210,32 +210,32 @@ class RequestRecord:
         """Return the UUIDs of the GPUs that the layout is known not to select."""
         return frozenset(gpu.uuid for gpu in gpus if self.desired_hashes.get(gpu.uuid) == "")
 
-    def with_status(self, published: run_status.RunStatus, boot_id: str) -> "RequestRecord":
+    def with_status(self, status: run_status.RunStatus, boot_id: str) -> "RequestRecord":
         """Return the request with the content that the machine was rebooted for, if it was."""
-        if published.config != self.config:
+        if status.config != self.config:
             return self
-        if not published.is_rebooted:
+        if not status.is_rebooted:
             return dataclasses.replace(self, rebooted_hash=None, rebooted_from="")
         is_new = self.rebooted_hash is None
         return dataclasses.replace(
             self,
-            rebooted_hash=published.config_hash or self.rebooted_hash or "",
+            rebooted_hash=status.config_hash or self.rebooted_hash or "",
             rebooted_from=boot_id if is_new else self.rebooted_from,
         )
 
-    def with_success(self, published: run_status.RunStatus, boot_id: str) -> "RequestRecord":
+    def with_success(self, status: run_status.RunStatus, boot_id: str) -> "RequestRecord":
         """Return the request after a run whose layout is active and verified."""
         return dataclasses.replace(
             self,
             verified=Verified(
-                config_hash=published.config_hash,
-                is_from_owner=published.is_from_owner,
+                config_hash=status.config_hash,
+                is_from_owner=status.is_from_owner,
                 is_as_applied=True,
             ),
             awaited=frozenset(),
             failed_changes=None,
             applied_fingerprints=applied_gpus.GpuFingerprints.of(
-                published.gpus, boot_id, self.gpus_outside(published.gpus)
+                status.gpus, boot_id, self.gpus_outside(status.gpus)
             ),
         )
 
