@@ -28,7 +28,7 @@ class RollbackOutcome:
     is_complete: bool  # whether the reachable GPUs have exactly their former instances
     message: str  # as a part of a sentence
     has_begun: bool = False  # whether a step may have been executed
-    foreign: tuple[str, ...] = ()
+    unowned: tuple[str, ...] = ()
     """Instances that were kept because the change did not create them."""
     unrestored: model.Snapshots = ()
     """Snapshots of unreachable GPUs, to be restored once they are back."""
@@ -117,7 +117,7 @@ class Rollback:
         return RollbackOutcome(
             is_complete=False,
             message=message,
-            foreign=planner.unowned_instances(now, self.before),
+            unowned=planner.unowned_instances(now, self.before),
             gpus=now,
         )
 
@@ -137,27 +137,27 @@ def _is_retried(error: errors.MigManagerError) -> bool:
 
 
 def verify_without_steps(now: model.ObservedGpus, before: model.Snapshots) -> RollbackOutcome:
-    """Return the outcome for GPUs that need no step; a foreign instance makes it incomplete."""
+    """Return the outcome for GPUs that need no step; an unowned instance makes it incomplete."""
     result = _conclude("the former instances are restored", now, before)
-    return result if result.foreign else dataclasses.replace(result, message="")
+    return result if result.unowned else dataclasses.replace(result, message="")
 
 
 def _conclude(message: str, now: model.ObservedGpus, before: model.Snapshots) -> RollbackOutcome:
     """Return the outcome for GPUs that need no further step."""
-    foreign = planner.unowned_instances(now, before)
-    if not foreign:
+    unowned = planner.unowned_instances(now, before)
+    if not unowned:
         unrestored = now.unreachable_snapshots(before)
         return RollbackOutcome(is_complete=True, message=message, unrestored=unrestored, gpus=now)
-    _log.warning("foreign_instances_kept", instances=foreign)
+    _log.warning("unowned_instances_kept", instances=unowned)
     why = (
         "is new, and is kept because this change did not create it"
-        if len(foreign) == 1
+        if len(unowned) == 1
         else "are new, and are kept because this change did not create them"
     )
     return RollbackOutcome(
         is_complete=False,
-        message=f"{message}; {', '.join(foreign)} {why}",
-        foreign=foreign,
+        message=f"{message}; {', '.join(unowned)} {why}",
+        unowned=unowned,
         gpus=now,
     )
 

@@ -187,7 +187,7 @@ class Transaction:
         )
         for text in (result.message, *vgpus.host_warnings(observed, first_plan)):
             error.add(text)
-        if result.foreign and not error.reason.is_mode_pending:
+        if result.unowned and not error.reason.is_mode_pending:
             raise errors.HardwareError(
                 error.message, reason=reasons.Reason.VERIFY_FAILED
             ) from error

@@ -159,7 +159,7 @@ class _Course:
     ) -> Iterator[tuple[str, Callable[[], object]]]:
         if pair := stages.disjoint_pair(profiles):
             yield "refuse to destroy an instance in use", lambda: self._refuse_in_use(*pair)
-            yield "keep a foreign instance", lambda: self._keep_foreign(*pair)
+            yield "keep an unowned instance", lambda: self._keep_unowned(*pair)
         full = tuple(stages.full_layouts(profiles))
         for name, desired in (*stages.single_profiles(profiles), *full):
             yield name, functools.partial(self._change, desired)
@@ -244,20 +244,20 @@ class _Course:
             raise
         raise _verification_error("destroy an instance in use")
 
-    def _keep_foreign(self, mine: model.Pin, foreign: model.Pin) -> None:
+    def _keep_unowned(self, mine: model.Pin, unowned: model.Pin) -> None:
         """Check that a rollback names and keeps an instance that its change did not create."""
         self._change(_with_instances())
         before = planner.baseline(self._plan(mine), self.observed)
         # The journal of the course has both, so that a kill leaves neither.
-        self._change(_with_instances(mine, foreign))
+        self._change(_with_instances(mine, unowned))
         change = local.new_transaction(
             self.deps, self.recorder, kept_snapshots=self.recorder.journal.gpus.snapshot
         )
         rollback = change.roll_back(before)
         self.observed = self.deps.gpus.observe()
         starts = [each.placement.start for each in self.gpu.gpu_instances]
-        if starts != [foreign.start] or not rollback.foreign:
-            raise _verification_error("keep a foreign instance alone")
+        if starts != [unowned.start] or not rollback.unowned:
+            raise _verification_error("keep an unowned instance alone")
 
     def _survive_kill(self, desired: model.DesiredGpu) -> None:
         """Kill the worker in the middle of a change, and undo it from the journal."""
