@@ -17,7 +17,7 @@ from mig_manager.core.planner import planner, vgpus
 
 _log = structlog.get_logger()
 
-_MAX_ROUNDS = 3  # the mode, then instances whose profiles are known only then, and one to spare
+_MAX_PLANS = 3  # the mode, then instances whose profiles are known only then, and one to spare
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class Executed:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class _Round:
+class _NextPlan:
     """The next plan of a change; without steps, if the target is reached."""
 
     plan: steps.Plan
@@ -116,7 +116,7 @@ class Transaction:
                 has_begun = False
         except errors.Superseded as end:
             _log.info("change_superseded", why=end.why)
-            self._undo_round(current, has_begun=False)
+            self._undo_plan(current, has_begun=False)
             raise
         except errors.MigManagerError as error:
             if not is_resumed(error):
@@ -134,12 +134,12 @@ class Transaction:
         gpus: model.ObservedGpus,
         earlier: model.Snapshots,
         executed: tuple[Executed, ...] = (),
-    ) -> _Round:
+    ) -> _NextPlan:
         """Write the snapshot that a rollback restores once a plan is executed."""
         before = planner.baseline(plan, gpus, earlier)
         if before != earlier or not (executed or plan.is_empty):
             self.recorder.begin_execution(self._with_kept(before), plan)
-        return _Round(
+        return _NextPlan(
             plan=plan,
             gpus=gpus,
             before=before,
@@ -147,7 +147,9 @@ class Transaction:
             executed=executed,
         )
 
-    def _execute(self, current: _Round, first_plan: steps.Plan, target: ChangeTarget) -> _Round:
+    def _execute(
+        self, current: _NextPlan, first_plan: steps.Plan, target: ChangeTarget
+    ) -> _NextPlan:
         """Execute a plan once no process or pod uses the instances that it destroys.
 
         The executor checks processes in the NVML session of the change, so no process can start in
@@ -167,7 +169,7 @@ class Transaction:
     def _roll_back_after(
         self,
         error: errors.MigManagerError,
-        current: _Round,
+        current: _NextPlan,
         first_plan: steps.Plan,
         observed: model.ObservedGpus,
         *,
@@ -183,7 +185,7 @@ class Transaction:
         result = (
             self._undo_instances(current.before, first_plan, observed)
             if error.reason.is_mode_pending
-            else self._undo_round(current, has_begun=has_begun)
+            else self._undo_plan(current, has_begun=has_begun)
         )
         for text in (result.message, *vgpus.host_warnings(observed, first_plan)):
             error.add(text)
@@ -192,7 +194,7 @@ class Transaction:
                 error.message, reason=reasons.Reason.VERIFY_FAILED
             ) from error
 
-    def _undo_round(self, current: _Round, *, has_begun: bool) -> rollback.RollbackOutcome:
+    def _undo_plan(self, current: _NextPlan, *, has_begun: bool) -> rollback.RollbackOutcome:
         """Roll back; ``has_begun`` is whether a step of the plan may have been executed."""
         if has_begun:
             return self.roll_back(current.before)
@@ -279,7 +281,7 @@ class Transaction:
 
 
 def _require_progress(
-    current: _Round,
+    current: _NextPlan,
     first_plan: steps.Plan,
     after: model.ObservedGpus,
     rest: steps.Plan,
@@ -298,7 +300,7 @@ def _require_progress(
         )
     is_more_known = current.plan.is_provisional and not rest.is_provisional
     is_first_part = not current.executed and current.plan is not first_plan
-    is_last = len(current.executed) + 1 == _MAX_ROUNDS
+    is_last = len(current.executed) + 1 == _MAX_PLANS
     if is_last or not (was_reset or is_more_known or is_first_part):
         raise errors.HardwareError(
             "the layout is not active, although every step succeeded, on "

@@ -36,7 +36,7 @@ class Deadline:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class _Round:
+class _RoundResult:
     """The result of a round of evictions."""
 
     usage: gpu_use.Usage
@@ -114,9 +114,9 @@ class Drain:
             return other.run(usage, end.deadline)
         return end.usage
 
-    def _run(self, usage: gpu_use.Usage, deadline: Deadline | None) -> _Round:
+    def _run(self, usage: gpu_use.Usage, deadline: Deadline | None) -> _RoundResult:
         if self.scope.affected is not None and not self.scope.affected:
-            return _Round(usage=usage, deadline=deadline or self._new_deadline())
+            return _RoundResult(usage=usage, deadline=deadline or self._new_deadline())
         if deadline is None:
             self.evictions.begin_deadline(usage.pods)
             deadline = self._new_deadline()
@@ -146,7 +146,7 @@ class Drain:
 
     def _wait(
         self, before: gpu_use.Usage, usage: gpu_use.Usage | None, deadline: Deadline
-    ) -> _Round:
+    ) -> _RoundResult:
         """Evict or delete the affected pods until they are gone, or until the deadline.
 
         Args:
@@ -172,17 +172,17 @@ class Drain:
         usage: gpu_use.Usage,
         deadline: Deadline,
         listing: device_listing.ListingWait,
-    ) -> _Round:
+    ) -> _RoundResult:
         """Evict or delete the affected pods, unless it is better to wait or to plan again."""
         remaining = usage.users(self.scope.affected)
         if not remaining:
-            return _Round(usage=usage, deadline=deadline)
+            return _RoundResult(usage=usage, deadline=deadline)
         self.attempt.cancel.check()
         progress = self.evictions.progress
         blocked = self._await_listing(usage, listing)
         if not blocked and self._may_replan(before, usage):
             if not self._is_late(deadline):
-                return _Round(usage=usage, deadline=deadline, needs_plan=True)
+                return _RoundResult(usage=usage, deadline=deadline, needs_plan=True)
             # A plan may take as long as kubelet does not answer.
             why = "not evicted because the use of devices just changed"
             blocked = dict.fromkeys((pod.key for pod in remaining), why)
@@ -192,7 +192,7 @@ class Drain:
         if self.evictions.progress > progress and self.evictions.is_rolling:
             # A rolling drain lasts until successors are ready.
             deadline = self._new_deadline()
-        return _Round(usage=usage, deadline=deadline, remaining=remaining, blocked=blocked)
+        return _RoundResult(usage=usage, deadline=deadline, remaining=remaining, blocked=blocked)
 
     def _may_replan(self, before: gpu_use.Usage, usage: gpu_use.Usage) -> bool:
         is_allowed = self.replan is not None and self.new_plans < _MAX_NEW_PLANS
@@ -277,7 +277,7 @@ class Drain:
         kept = (one for one in latest.assigned if one.key in unlisted)
         return dataclasses.replace(now, assigned=(*assigned, *kept), no_answer=now.why_incomplete)
 
-    def _timeout(self, end: _Round) -> errors.DrainError:
+    def _timeout(self, end: _RoundResult) -> errors.DrainError:
         def cause(pod: pod_object.Pod) -> str:
             ending = f"still terminating, which may take {pod.grace_s} s"
             why = end.blocked.get(pod.key) or (
