@@ -200,7 +200,9 @@ class RunRecorder:
             self.set_journal(node=dataclasses.replace(self.journal.node, plugin_config=None))
         kept = self._journal_to_keep(self._end_of(outcome.reason))
         self._count_phase()
-        self._set_status(outcome.status_after(self.status, self._deps.clock, self._retry_after_s))
+        self._replace_status_and_record(
+            outcome.status_after(self.status, self._deps.clock, self._retry_after_s)
+        )
         labels: dict[str, str | None] = {}
         if is_success:
             labels = {well_known.APPLIED_LABEL: self.status.config}
@@ -245,9 +247,9 @@ class RunRecorder:
 
     def _set_phase(self, phase: run_status.Phase, message: str) -> None:
         _log.info("phase_entered", phase=phase.value, message=message)
-        self._set_status(self.status.in_phase(phase, message))
+        self._replace_status_and_record(self.status.in_phase(phase, message))
 
-    def _set_status(self, status: run_status.RunStatus) -> None:
+    def _replace_status_and_record(self, status: run_status.RunStatus) -> None:
         self.status = status
         self.record = self.record.with_status(status, self._deps.boot_id)
 
