@@ -17,11 +17,11 @@ import structlog
 from mig_manager import errors, reasons
 from mig_manager.agent import attempts, outcomes
 from mig_manager.agent.phases import (
+    change_checks,
     draining,
     execution,
     failures,
     planning,
-    preparing,
     rebooting,
     resolving,
     rolling_back,
@@ -118,7 +118,7 @@ def _steps(attempt: attempts.Attempt) -> outcomes.Outcome:
         resolving.record_content(attempt, target, gpus)
     attempt.hooks.load()
     rolling_back.restore_persistence(attempt, gpus)
-    inputs = planning.prepare_inputs(attempt, target, gpus)
+    inputs = planning.plan_unused(attempt, target, gpus)
     if inputs.plan.is_empty:
         snapshots = target.unrestored_snapshots(gpus, attempt.journal.gpus.snapshot)
         return verification.verify_unchanged(attempt, gpus, snapshots)
@@ -126,7 +126,7 @@ def _steps(attempt: attempts.Attempt) -> outcomes.Outcome:
     if is_new and attempt.journal.is_empty:
         # Asking kubelet may take long, and the label's author should see a reaction.
         attempt.recorder.enter(run_status.Phase.RESOLVE, "checking which pods use the GPUs")
-    change = preparing.require_possible(attempt, inputs)
+    change = change_checks.require_possible(attempt, inputs)
     slots.require(attempt)
     services_and_hooks.start_hooks(attempt, change.plan)
     draining.taint(attempt, change)

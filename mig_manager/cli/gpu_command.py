@@ -142,15 +142,15 @@ class GpuCommand(gpu_access.CommandAdapters):
         """
         from mig_manager.adapters.host import lock_file
 
-        owner = lock_file.owner(self.settings.lock_file)
-        return owner.description if owner and owner.may_change_gpus else ""
+        manager = lock_file.manager(self.settings.lock_file)
+        return manager.description if manager and manager.may_change_gpus else ""
 
     def warn_half_changed(self) -> None:
         """Warn of a change under way, or left unfinished: the GPUs may have half a layout."""
         settings = self.settings
         with contextlib.suppress(OSError):
-            if owner := self.changed_by():
-                self.warn([f"{owner} is changing the GPUs, which may be half changed"])
+            if manager := self.changed_by():
+                self.warn([f"{manager} is changing the GPUs, which may be half changed"])
                 return
         journal = files.JournalFile(settings.journal_file)
         if interrupted := local_journal.describe_interrupted(journal):

@@ -5,9 +5,9 @@ It excludes threads of one process too, because every thread opens the file itse
 use it with ``flock(1)``. A process that can open the file can lock it, even read-only, so only the
 file's owner may open it.
 
-A second file beside it, readable by all, describes the lock's owner to people. It decides nothing:
-a killed manager leaves its description, and a script writes none. ``/proc/locks`` shows which
-process has the lock.
+A second file beside it, readable by all, describes the manager that has the lock. It decides
+nothing: a killed manager leaves its description, and a script writes none. ``/proc/locks`` shows
+which process has the lock.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ from mig_manager.core import messages, timing
 from mig_manager.core.files import json_text
 
 _MODE = 0o600
-_HOLDER_MODE = 0o644
+_DESCRIPTION_MODE = 0o644
 _CAREFUL = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 """Children do not inherit the lock, links are not followed, and a pipe in its place does not
 block."""
@@ -43,7 +43,7 @@ _FOLDER_MODE = 0o755
 _log = structlog.get_logger()
 
 
-class Owner(NamedTuple):
+class Manager(NamedTuple):
     """The process that has a lock."""
 
     description: str
@@ -105,7 +105,7 @@ class LockFile:
             os.close(file)
 
     def _lock_unless_probed(self) -> int:
-        """Lock the file; retry while ``owner`` of another process probes the lock for a moment."""
+        """Lock the file; retry while ``manager`` of another process probes it for a moment."""
         for _ in range(_PROBE_PAUSES):
             try:
                 return _lock(self.path)
@@ -119,7 +119,7 @@ class LockFile:
         return _lock(self.path)
 
 
-def owner(path: pathlib.Path) -> Owner | None:
+def manager(path: pathlib.Path) -> Manager | None:
     """Return which process has a lock, without taking it; None if none is visible.
 
     Every user can see a process of this PID namespace. A process of another namespace is detected
@@ -160,10 +160,10 @@ def _lock(path: pathlib.Path) -> int:
             # Removed before we locked it: the next manager would lock another file.
             os.close(file)
         except BlockingIOError as error:
-            manager = _who(_locking_process(os.fstat(file)), _text(path))
+            other = _who(_locking_process(os.fstat(file)), _text(path))
             os.close(file)
             raise errors.LockedError(
-                f"another manager is at work on this node's GPUs: {manager.description}"
+                f"another manager is at work on this node's GPUs: {other.description}"
             ) from error
         except BaseException:
             os.close(file)
@@ -193,7 +193,7 @@ def _describe(path: pathlib.Path, text: str) -> None:
         contextlib.suppress(OSError),
         _opened(_beside(path), os.O_RDWR | os.O_CREAT) as file,
     ):
-        _require_ours(file, _HOLDER_MODE)
+        _require_ours(file, _DESCRIPTION_MODE)
         os.ftruncate(file, 0)
         os.pwrite(file, text.encode(), 0)
 
@@ -206,7 +206,7 @@ def _text(path: pathlib.Path) -> bytes:
 
 @contextlib.contextmanager
 def _opened(path: pathlib.Path, flags: int) -> Iterator[int]:
-    file = os.open(path, flags | _CAREFUL, _HOLDER_MODE)
+    file = os.open(path, flags | _CAREFUL, _DESCRIPTION_MODE)
     try:
         yield file
     finally:
@@ -228,7 +228,7 @@ def _locking_process(file: os.stat_result, *, kinds: Collection[str] = ("READ", 
     return 0
 
 
-def _who(pid: int, text: bytes) -> Owner:
+def _who(pid: int, text: bytes) -> Manager:
     """Describe the process that has the lock; ``pid`` is 0 if ``/proc/locks`` lacks it."""
     try:
         fields = json_text.parse_object(text)
@@ -240,11 +240,11 @@ def _who(pid: int, text: bytes) -> Owner:
         keys = ("program", "pid", "host", "doing", "since")
         values = [str(fields.get(key, "?")) for key in keys]
         described = "{} (pid {} on {}), {}, since {}".format(*values)
-        return Owner(described, may_change_gpus=fields.get("changes_gpus") is not False)
+        return Manager(described, may_change_gpus=fields.get("changes_gpus") is not False)
     if not pid:
-        return Owner("a process that left no description")
+        return Manager("a process that left no description")
     name = messages.printable(procfs.text(procfs.ROOT / f"{pid}/comm").strip(), "?")
-    return Owner(f"{name or 'a process'} (pid {pid})")
+    return Manager(f"{name or 'a process'} (pid {pid})")
 
 
 def _own_pid(pid: int) -> int:

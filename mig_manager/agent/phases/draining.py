@@ -10,7 +10,7 @@ import dataclasses
 
 from mig_manager import errors, reasons
 from mig_manager.agent import attempts, run_recorder
-from mig_manager.agent.phases import planning, preparing, slots
+from mig_manager.agent.phases import change_checks, planning, slots
 from mig_manager.agent.pods import (
     device_usage,
     dra_driver,
@@ -49,15 +49,15 @@ def drain_pods(
 
     Raises:
         ClusterError: The API refused or does not answer.
-        MigManagerError: As ``preparing.require_possible`` and ``drain.Drain.run``.
+        MigManagerError: As ``change_checks.require_possible`` and ``drain.Drain.run``.
         Superseded: Another layout is requested, or the agent stops.
     """
     pods = dra_driver.list_pods(attempt.deps.workloads, change.usage.pods)
-    followed = preparing.follow_pods(attempt, change, pods)
+    followed = change_checks.replan_if_outdated(attempt, change, pods)
 
     def replan() -> tuple[drain_scope.DrainScope, gpu_use.Usage]:
         nonlocal followed
-        before, followed = followed, preparing.plan_again(attempt, followed)
+        before, followed = followed, change_checks.replan(attempt, followed)
         _publish_others(attempt, before, followed)
         return followed.scope, followed.usage
 
@@ -76,14 +76,14 @@ def pause_clients(
         ClusterError: The API refused or does not answer.
         DrainError: Pods that got a device meanwhile did not end before the deadline.
         NotReadyError: IN_USE: paused pods did not stop before the deadline.
-        MigManagerError: As ``preparing.require_possible``, if pods got a device meanwhile.
+        MigManagerError: As ``change_checks.require_possible``, if pods got a device meanwhile.
         Superseded: Another layout is requested, or the agent stops.
     """
     pods = pausing.await_admission(attempt, change.usage.pods)
     drained = change.usage.with_pods(pods)
     now = pausing.pause_clients(attempt, change.plan, drained)
     # Without a plugin no pod gets a device any more: spare or drain pods that meanwhile got one.
-    change = preparing.follow_pods(attempt, change, now.pods)
+    change = change_checks.replan_if_outdated(attempt, change, now.pods)
     last_drain = dataclasses.replace(pod_drain, scope=change.scope, replan=None)
     change = dataclasses.replace(change, usage=last_drain.run(change.usage))
     paused = pausing.pause_driver(attempt, change.plan, drained)

@@ -6,9 +6,9 @@ import functools
 from mig_manager import errors, reasons
 from mig_manager.agent import attempts
 from mig_manager.agent.phases import (
+    change_checks,
     draining,
     planning,
-    preparing,
     rebooting,
     rolling_back,
     services_and_hooks,
@@ -41,7 +41,7 @@ def execute(
         Superseded: Another layout is requested, or the agent stops; the GPUs are as before.
     """
     gpu_change = attempt.transaction(
-        preparing.idle_wait(attempt),
+        change_checks.idle_wait(attempt),
         functools.partial(device_usage.require_unallocated, attempt.deps),
     )
     is_resumed = functools.partial(is_resumed_next, attempt)

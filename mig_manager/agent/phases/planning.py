@@ -76,7 +76,7 @@ class PlannedChange:
         return _plan(self.inputs.target, gpus, self.restores, self.use)
 
 
-def prepare_inputs(
+def plan_unused(
     attempt: attempts.Attempt, target: targets.Target, gpus: model.ObservedGpus
 ) -> ChangeInputs:
     """Plan the layout or the repair for the observed GPUs, as if no device were in use.

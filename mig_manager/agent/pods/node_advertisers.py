@@ -24,7 +24,7 @@ def is_advertiser(pod: pod_object.Pod) -> bool:
     return any(advertiser.owns(pod) for advertiser in ALL)
 
 
-def owners(pods: Iterable[pod_object.Pod]) -> Advertisers:
+def of_pods(pods: Iterable[pod_object.Pod]) -> Advertisers:
     """Return the advertisers that these pods run."""
     return frozenset(advertiser for pod in pods for advertiser in ALL if advertiser.owns(pod))
 
@@ -32,7 +32,7 @@ def owners(pods: Iterable[pod_object.Pod]) -> Advertisers:
 def labels_to_await(pods: Iterable[pod_object.Pod]) -> frozenset[str]:
     """Return the deploy labels of the advertisers that run here without one."""
     ungated = (pod for pod in pods if not clients.gated_by((pod,), DEPLOY_LABELS))
-    return frozenset(advertiser.deploy_label for advertiser in owners(ungated))
+    return frozenset(advertiser.deploy_label for advertiser in of_pods(ungated))
 
 
 def uids(pods: Iterable[pod_object.Pod]) -> frozenset[str]:
@@ -73,7 +73,7 @@ def remove_phantoms_and_find(
         for advertiser in ALL
         if well_known.is_deployed(view.labels.get(advertiser.deploy_label))
     )
-    advertisers = owners(pods) | deployed | _list_awaited(attempt.recorder, view.labels)
+    advertisers = of_pods(pods) | deployed | _list_awaited(attempt.recorder, view.labels)
     return _with_replaced(attempt.deps, advertisers, view)
 
 

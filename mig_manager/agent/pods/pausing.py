@@ -102,7 +102,7 @@ def record_present(attempt: attempts.Attempt) -> None:
         return
     with contextlib.suppress(errors.ClusterError):
         pods = (pod for pod in attempt.deps.workloads.present() if not pod.is_terminating)
-        labels = {each.deploy_label for each in node_advertisers.owners(pods)}
+        labels = {each.deploy_label for each in node_advertisers.of_pods(pods)}
         present = labels - journal.node.advertisers
         attempt.recorder.set_record(attempt.record.without_awaited(present))
 
@@ -169,7 +169,7 @@ def _pause(
         pause = choose(view)
         names = [key.removeprefix(well_known.DEPLOY_LABEL_PREFIX) for key in pause.labels]
         names += [pod.key for pod in pause.to_delete]
-        stopped = node_advertisers.owners((*pause.label_managed, *pause.to_delete))
+        stopped = node_advertisers.of_pods((*pause.label_managed, *pause.to_delete))
         served = frozenset(
             each.deploy_label
             for each in node_advertisers.ALL

@@ -43,7 +43,7 @@ def resume_advertisers(
     awaited = node_advertisers.labels_to_await(replaced)
     attempt.recorder.set_record(attempt.record.with_awaited(awaited))
     expected = schedulability.ExpectedAdvertisers(
-        advertisers=paused.advertisers | node_advertisers.owners(replaced),
+        advertisers=paused.advertisers | node_advertisers.of_pods(replaced),
         old_uids=paused.old_uids | {pod.uid for pod in early},
         changed=paused.changed,
     )

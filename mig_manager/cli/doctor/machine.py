@@ -237,14 +237,14 @@ def _lock(facts: Facts) -> Iterator[Finding]:
     """No other MIG manager is changing this node."""
     path = facts.settings.lock_file
     try:
-        owner = lock_file.owner(path)
+        manager = lock_file.manager(path)
     except OSError as error:
         yield warn(f"{path}: {error.strerror or error}")
     else:
         yield (
             _file(path, "free", is_replaced=False)
-            if owner is None
-            else warn(f"in use by {owner.description}")
+            if manager is None
+            else warn(f"in use by {manager.description}")
         )
 
 

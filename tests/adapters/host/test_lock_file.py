@@ -39,7 +39,7 @@ def lock_at(path: pathlib.Path, *, is_required: bool = True) -> lock_file.LockFi
 
 
 def description(path: pathlib.Path) -> pathlib.Path:
-    """Return the file that describes the owner of the lock."""
+    """Return the file that describes the manager that has the lock."""
     return path.with_name("lock.holder")
 
 
@@ -90,12 +90,12 @@ def test_after_a_kill_the_lock_is_free_and_a_script_that_takes_it_is_named(
 
         with pytest.raises(errors.LockedError) as caught, lock_at(path).hold("x"):
             pass
-        owner = lock_file.owner(path)
+        manager = lock_file.manager(path)
 
-    assert owner is not None
-    assert caught.value.message.endswith(owner.description)
-    assert f"(pid {os.getpid()})" in owner.description
-    assert "apply" not in owner.description
+    assert manager is not None
+    assert caught.value.message.endswith(manager.description)
+    assert f"(pid {os.getpid()})" in manager.description
+    assert "apply" not in manager.description
     with lock_at(path).hold("x"):
         assert '"program": "test"' in description(path).read_text()
 
@@ -206,9 +206,9 @@ def test_a_manager_in_a_container_is_named_with_its_pid_in_our_namespace(
         inside = pathlib.Path(f"/proc/{outside.pid}/task/{outside.pid}/children").read_text()
         assert json.loads(description(path).read_text())["pid"] == 1
 
-        owner = lock_file.owner(path)
-        assert owner is not None
-        assert owner.description.startswith(f"other (pid {int(inside)} on ")
+        manager = lock_file.manager(path)
+        assert manager is not None
+        assert manager.description.startswith(f"other (pid {int(inside)} on ")
         outside.kill()
 
 
@@ -224,10 +224,10 @@ def test_owner_without_a_valid_description_may_change_the_gpus(
             lock_at(path).hold("y"),
         ):
             pass
-        owner = lock_file.owner(path)
+        manager = lock_file.manager(path)
 
-    assert owner is not None
-    assert owner.may_change_gpus
+    assert manager is not None
+    assert manager.may_change_gpus
 
 
 def _link_in_place_of_the_folder(path: pathlib.Path, precious: pathlib.Path) -> None:

@@ -51,7 +51,7 @@ def require_possible(
     return _require_unhindered(attempt, change)
 
 
-def follow_pods(
+def replan_if_outdated(
     attempt: attempts.Attempt, change: planning.PlannedChange, pods: pod_object.Pods
 ) -> planning.PlannedChange:
     """Plan again if another plan may spare pods that now use devices to be destroyed.
@@ -64,13 +64,11 @@ def follow_pods(
     """
     usage = change.usage.with_pods(pods)
     if change.scope.is_outdated(change.usage, usage):
-        return plan_again(attempt, change)
+        return replan(attempt, change)
     return dataclasses.replace(change, usage=usage)
 
 
-def plan_again(
-    attempt: attempts.Attempt, change: planning.PlannedChange
-) -> planning.PlannedChange:
+def replan(attempt: attempts.Attempt, change: planning.PlannedChange) -> planning.PlannedChange:
     """Plan for the use of devices now; keep the plan if kubelet does not answer.
 
     Raises:
