@@ -60,7 +60,7 @@ def test_one_of_two_pods_with_claims_leaves_and_the_driver_restarts_once(
 def test_driver_stops_after_pods_with_claims_and_starts_before_them() -> None:
     rig = nodes.dra_node()
 
-    assert agents.run(rig, "most-in-one", layouts=KEEP_ONE).state is run_status.State.SUCCESS
+    ends.run_to(rig, "most-in-one", Reason.APPLIED, layouts=KEEP_ONE)
 
     pauses = [each for each in rig.node_object.status_messages if each.startswith("pausing")]
     assert pauses == ["pausing dcgm-dra, dcgm-exporter-dra", "pausing dra-driver"]
@@ -83,7 +83,7 @@ def test_stale_slices_are_withdrawn_before_pods_may_be_scheduled_again() -> None
         ),
     )
 
-    assert agents.run(rig, "most-in-one", layouts=KEEP_ONE).state is run_status.State.SUCCESS
+    ends.run_to(rig, "most-in-one", Reason.APPLIED, layouts=KEEP_ONE)
     assert set(open_with) == {frozenset()}
 
 
@@ -94,7 +94,7 @@ def test_no_device_can_be_allocated_once_the_last_users_were_sought(
     rig = nodes.dra_node(label_managed=label_managed)
     published = rig.note(lambda: published_uuids(rig), when=lambda: rig.log[-1] == "gpus.execute")
 
-    assert agents.run(rig, "most-in-one", layouts=KEEP_ONE).state is run_status.State.SUCCESS
+    ends.run_to(rig, "most-in-one", Reason.APPLIED, layouts=KEEP_ONE)
 
     assert published == [frozenset()]
 
@@ -105,7 +105,7 @@ def test_taints_that_a_drivers_restart_clears_are_in_an_event() -> None:
     taints = {"gpu-0-mig-1": "gpu.nvidia.com/xid=79"}
     rig.dra_driver.slices = (dataclasses.replace(published_slice, taints=taints),)
 
-    assert agents.run(rig, "most-in-one", layouts=KEEP_ONE).state is run_status.State.SUCCESS
+    ends.run_to(rig, "most-in-one", Reason.APPLIED, layouts=KEEP_ONE)
 
     assert "DeviceTaintsCleared" in rig.node_object.events
     assert "clears the taints of gpu-0-mig-1 (gpu.nvidia.com/xid=79)" in " ".join(
@@ -117,7 +117,7 @@ def test_a_claim_with_unknown_devices_may_be_for_any_gpu() -> None:
     rig = nodes.dra_node()
     rig.pods.add("unknown", has_claims=True)
 
-    assert agents.run(rig, "most-in-one", layouts=KEEP_ONE).state is run_status.State.SUCCESS
+    ends.run_to(rig, "most-in-one", Reason.APPLIED, layouts=KEEP_ONE)
 
     assert "unknown" not in rig.pods.names
     assert "default/unknown (its ResourceClaim may stand for any GPU)" in " ".join(
@@ -129,7 +129,7 @@ def test_a_monitor_whose_claims_cannot_be_read_is_paused_and_not_evicted() -> No
     rig = nodes.dra_node()
     rig.pods.change(rig.pods.uid_of("dcgm-dra"), has_claims=True, claimed_ids=None)
 
-    assert agents.run(rig, "most-in-one", layouts=KEEP_ONE).state is run_status.State.SUCCESS
+    ends.run_to(rig, "most-in-one", Reason.APPLIED, layouts=KEEP_ONE)
 
     assert rig.log.count("workloads.evict") == 1
 
@@ -154,22 +154,26 @@ def test_slices_that_do_not_match_the_gpus_fail_the_change() -> None:
 def test_a_driver_that_does_not_come_back_is_named() -> None:
     rig = nodes.dra_node()
     rig.dra_driver.is_broken = True
-    outcome = agents.run(rig, "most-in-one", layouts=KEEP_ONE)
-    assert outcome.reason is Reason.PLUGIN_NOT_READY
-    assert "no new DRA driver pod is ready: default/nvidia-dra-driver" in outcome.message
+    ends.run_to(
+        rig,
+        "most-in-one",
+        Reason.PLUGIN_NOT_READY,
+        "no new DRA driver pod is ready: default/nvidia-dra-driver",
+        layouts=KEEP_ONE,
+    )
 
 
 def test_slices_that_the_api_does_not_list_are_not_waited_for() -> None:
     rig = nodes.dra_node()
     rig.callbacks.add(moments.Wait, lambda: setattr(rig.dra_driver, "slices", None))
-    assert agents.run(rig, "most-in-one", layouts=KEEP_ONE).state is run_status.State.SUCCESS
+    ends.run_to(rig, "most-in-one", Reason.APPLIED, layouts=KEEP_ONE)
 
 
 def test_no_slices_are_requested_on_a_node_without_the_driver() -> None:
     rig = nodes.busy_node()
     agent = agents.new_agent(rig)
-    assert agents.run(rig, "one-slice-changed", by=agent).state is run_status.State.SUCCESS
-    assert agents.run(rig, "one-slice-changed", by=agent).reason is Reason.ALREADY_APPLIED
+    ends.run_to(rig, "one-slice-changed", Reason.APPLIED, by=agent)
+    ends.run_to(rig, "one-slice-changed", Reason.ALREADY_APPLIED, by=agent)
     assert not [call for call in rig.log if call.startswith("slices")]
 
 
@@ -198,7 +202,7 @@ def test_a_node_with_device_plugin_and_driver_waits_for_both() -> None:
     rig.node_object.labels[well_known.PLUGIN_DEPLOY_LABEL] = "true"
     rig.advance()
 
-    assert agents.run(rig, "most-in-one", layouts=KEEP_ONE).state is run_status.State.SUCCESS
+    ends.run_to(rig, "most-in-one", Reason.APPLIED, layouts=KEEP_ONE)
 
     assert "restarting the device plugin and the DRA driver" in rig.node_object.status_messages
     uuids = devices(rig)
@@ -269,7 +273,7 @@ def test_a_driver_that_ends_as_the_taint_comes_is_verified_when_it_returns() -> 
 
     rig.callbacks.add("node.patch", strike)
 
-    assert agents.run(rig, "all-balanced").state is run_status.State.SUCCESS
+    ends.run_to(rig, "all-balanced", Reason.APPLIED)
 
     assert rig.pods.has_dra_driver
     assert published_uuids(rig) == devices(rig)
@@ -397,7 +401,7 @@ def test_a_device_of_a_pod_that_is_not_bound_yet_counts_as_used(start: int) -> N
     device = nodes.device_at(rig, start)
     add_unbound(rig, device)
 
-    assert agents.run(rig, "most-in-one", layouts=KEEP_ONE).reason is Reason.APPLIED
+    ends.run_to(rig, "most-in-one", Reason.APPLIED, layouts=KEEP_ONE)
     assert device in devices(rig)
 
 
@@ -418,16 +422,13 @@ def test_no_pod_is_evicted_while_another_is_about_to_be_bound(*, is_late: bool) 
     )
     agent = agents.new_agent(rig)
 
-    outcome = agents.run(rig, "all-disabled", by=agent)
+    outcome = ends.run_to(rig, "all-disabled", Reason.DRAIN_TIMEOUT, "default/unbound", by=agent)
 
-    assert outcome.reason is Reason.DRAIN_TIMEOUT
-    assert "default/unbound" in outcome.message
     assert outcome.should_retry
     assert rig.gpus == before
     assert ("workloads.evict" in rig.log) is is_late
-    ends.assert_restored(rig)
     bind(rig, *unbound)
-    assert agents.run(rig, "all-disabled", by=agent, attempt=2).reason is Reason.APPLIED
+    ends.run_to(rig, "all-disabled", Reason.APPLIED, by=agent, attempt=2)
 
 
 def test_a_silent_kubelet_hides_no_pod_that_is_about_to_be_bound() -> None:

@@ -34,7 +34,7 @@ def test_a_pod_with_a_claim_is_not_evicted_while_no_driver_gets_ready(layout: st
     ends.run_to(rig, layout, Reason.PLUGIN_NOT_READY, why, "default/high")
     assert {"low", "high"} <= rig.pods.names
     rig.dra_driver.is_broken = False
-    assert agents.run(without_driver(rig), layout).state is run_status.State.SUCCESS
+    ends.run_to(without_driver(rig), layout, Reason.APPLIED)
 
 
 def test_a_driver_that_its_label_keeps_away_is_named_with_the_label() -> None:
@@ -121,7 +121,7 @@ def test_unknown_claims_are_resolved_before_a_pod_is_evicted() -> None:
             rig.pods.change(uid, claimed_ids=pods_before[uid].claimed_ids)
 
     rig.callbacks.add(moments.Wait, learn)
-    assert agents.run(rig, "most-in-one", layouts=KEEP_ONE).state is run_status.State.SUCCESS
+    ends.run_to(rig, "most-in-one", Reason.APPLIED, layouts=KEEP_ONE)
     assert rig.log.count("workloads.evict") == 1
 
 

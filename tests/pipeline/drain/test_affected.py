@@ -85,7 +85,7 @@ def test_pod_on_a_device_without_uuid_counts_as_its_user(reason: Reason, *, is_h
         for gpu in rig.gpus
     )
     # It has no process, but may be about to begin one.
-    assert agents.run(rig, "one-slice-changed", is_heal=is_heal).reason is reason
+    ends.run_to(rig, "one-slice-changed", reason, is_heal=is_heal)
 
     assert ("affected" in rig.pods.names) is is_heal
     assert "spared" in rig.pods.names

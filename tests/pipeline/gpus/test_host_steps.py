@@ -155,7 +155,7 @@ def node_before_reset(layout: str) -> node_rig.NodeRig:
     """Return a node with a layout whose GPU 0 must be reset for MIG, and a pod on GPU 1."""
     rig = nodes.node()
     rig.driver.mode_waits = True
-    assert agents.run(rig, layout, layouts=TWO_ROUNDS).reason is Reason.APPLIED
+    ends.run_to(rig, layout, Reason.APPLIED, layouts=TWO_ROUNDS)
     rig.gpus = (*gpu_values.with_desired(rig.gpus[:1], NO_MIG), rig.gpus[1])
     rig.pods.add("spared", devices=frozenset({nodes.device(rig, 1, "2g.10gb")}))
     return rig
@@ -346,7 +346,7 @@ def test_outdated_device_files_are_refreshed_by_a_new_agent(*, is_label_gone: bo
     rig.failures.add(
         "refresh_files", errors.HostError("nvidia-ctk failed", reason=Reason.DEVICE_FILES_FAILED)
     )
-    assert agents.run(rig, "all-1g.5gb").reason is Reason.DEVICE_FILES_FAILED
+    ends.run_to(rig, "all-1g.5gb", Reason.DEVICE_FILES_FAILED)
     assert not is_label_gone or agents.undo(rig)
     rig.failures.clear()
     rig.host.refreshes = 0

@@ -251,9 +251,7 @@ def test_a_pod_with_a_missing_claimed_device_is_not_evicted_unrequested() -> Non
     )
     scenes.tamper(rig)
     layout = "all-balanced"
-    outcome = agents.run(rig, layout, is_heal=True)
-    assert outcome.reason is Reason.DRIFTED
-    assert "default/outdated" in outcome.message
+    ends.run_to(rig, layout, Reason.DRIFTED, "default/outdated", is_heal=True)
     assert "workloads.evict" not in rig.log
     ends.run_to(rig, layout, Reason.APPLIED)
     assert "outdated" not in rig.pods.names

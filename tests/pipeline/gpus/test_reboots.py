@@ -293,7 +293,7 @@ def test_run_that_fails_early_leads_to_no_second_reboot(
     after = rig.node_object.status
     assert (after["rebooted"], after["configHash"]) == (True, before["configHash"])
 
-    assert agents.run(rig, "all-1g.5gb", by=successor()).reason is Reason.RESET_REQUIRED
+    ends.run_to(rig, "all-1g.5gb", Reason.RESET_REQUIRED, by=successor())
     assert rig.host.reboots == 1
 
 

@@ -110,8 +110,9 @@ def test_a_failed_layout_runs_again_once_another_program_has_reset_the_gpu() -> 
 
 def test_a_layout_without_the_faulty_gpu_is_applied() -> None:
     rig = repairs.faulty_node(1)
-    outcome = agents.run(rig, "one-slice-changed", by=repairs.agent_of(rig), is_new=True)
-    assert outcome.state is run_status.State.SUCCESS
+    ends.run_to(
+        rig, "one-slice-changed", reasons.Reason.APPLIED, by=repairs.agent_of(rig), is_new=True
+    )
     assert repairs.resets(rig) == 0
 
 

@@ -100,8 +100,7 @@ def test_failing_api_does_not_block_the_rollback() -> None:
         rig.failures.add(index, strikes.BROKEN["node"])
 
         with contextlib.suppress(errors.ClusterError):
-            outcome = agents.run(rig, "one-slice-changed")
-            assert outcome.reason is reasons.Reason.INSUFFICIENT_RESOURCES
+            ends.run_to(rig, "one-slice-changed", reasons.Reason.INSUFFICIENT_RESOURCES)
             reported += 1
         assert ends.is_as_before(rig, before), index
     assert reported > 2

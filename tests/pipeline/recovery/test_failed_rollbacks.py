@@ -77,9 +77,8 @@ def test_a_final_failure_says_if_the_plugin_is_not_back(
     unsupported = errors.HardwareError("no", reason=Reason.NOT_SUPPORTED)
     rig.failures.add(steps.Step, unsupported, times=1)
 
-    outcome = agents.run(rig, "one-slice-changed")
+    outcome = ends.run_to(rig, "one-slice-changed", Reason.NOT_SUPPORTED)
 
-    assert outcome.reason is Reason.NOT_SUPPORTED
     assert not outcome.should_retry
     assert ends.is_as_before(rig, before)
     assert ("no new device plugin pod is ready" in outcome.message) is is_broken

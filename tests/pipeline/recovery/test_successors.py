@@ -64,17 +64,13 @@ def test_successor_that_cannot_read_the_journal_again_undoes_nothing() -> None:
     rig = nodes.busy_node()
     successor = agents.new_agent(rig)
     rig.callbacks.add(steps.Step, lambda: successor.recover("one-slice-changed"), times=1)
-    assert agents.run(rig, "one-slice-changed").reason is Reason.APPLIED
+    ends.run_to(rig, "one-slice-changed", Reason.APPLIED)
     changed = rig.gpus
     rig.failures.add(len(rig.log), strikes.BROKEN["node"])
 
-    assert agents.run(rig, "one-slice-changed", by=successor).reason is Reason.API_UNAVAILABLE
+    ends.run_to(rig, "one-slice-changed", Reason.API_UNAVAILABLE, by=successor)
     assert rig.gpus == changed
-    assert (
-        agents.run(rig, "one-slice-changed", by=successor, attempt=2).reason
-        is Reason.ALREADY_APPLIED
-    )
-    ends.assert_restored(rig)
+    ends.run_to(rig, "one-slice-changed", Reason.ALREADY_APPLIED, by=successor, attempt=2)
 
 
 def run_again(rig: node_rig.NodeRig, agent: agents.AgentInMemory) -> None:
@@ -264,8 +260,7 @@ def test_node_that_registers_again_between_attempts_gets_its_services_back() -> 
     agent.forget_node()
     agent.recover("one-slice-changed")
 
-    assert agents.run(rig, "one-slice-changed", by=agent, attempt=2).reason is Reason.APPLIED
-    ends.assert_restored(rig)
+    ends.run_to(rig, "one-slice-changed", Reason.APPLIED, by=agent, attempt=2)
 
 
 @pytest.mark.parametrize("label_managed", [True, False])

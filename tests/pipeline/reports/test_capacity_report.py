@@ -12,9 +12,8 @@ from mig_manager.agent import outcomes
 from mig_manager.agent.drift import actions
 from mig_manager.core import gpu_processes, model
 from mig_manager.core.objects import well_known
-from mig_manager.core.records import run_status
 from tests.rigs import layout_table
-from tests.rigs.node import agents, fakes, gpu_values, node_rig, nodes
+from tests.rigs.node import agents, ends, fakes, gpu_values, node_rig, nodes
 
 GPU_0 = 0
 
@@ -228,7 +227,7 @@ def test_a_bug_in_an_observation_fails_no_run(rig: node_rig.NodeRig) -> None:
 
     agent = on_demand(rig, processes=list_processes)
 
-    assert agents.run(rig, "all-balanced", by=agent).state is run_status.State.SUCCESS
+    ends.run_to(rig, "all-balanced", reasons.Reason.APPLIED, by=agent)
     assert well_known.CAPACITY_ANNOTATION not in rig.node_object.annotations
 
 
@@ -373,7 +372,7 @@ def test_a_run_that_can_observe_no_gpu_publishes_none(rig: node_rig.NodeRig) -> 
     agent = on_demand(rig)
     rig.failures.add("gpus.observe", errors.HardwareError("lost", reason=reasons.Reason.GPU_LOST))
 
-    assert agents.run(rig, "all-1g.5gb", by=agent).reason is reasons.Reason.GPU_LOST
+    ends.run_to(rig, "all-1g.5gb", reasons.Reason.GPU_LOST, by=agent)
     assert not rig.node_object.annotations.keys() & {
         well_known.GPUS_ANNOTATION,
         well_known.CAPACITY_ANNOTATION,

@@ -11,7 +11,7 @@ from mig_manager.core.layout import config, layout_list
 from mig_manager.core.objects import well_known
 from mig_manager.core.settings import node_settings
 from tests.rigs import layout_table
-from tests.rigs.node import agents, fakes, gpu_values, node_rig, nodes, strikes
+from tests.rigs.node import agents, ends, fakes, gpu_values, node_rig, nodes, strikes
 
 OWNERS_FILE = """
 version: v1
@@ -55,7 +55,7 @@ def test_layouts_of_three_origins_are_served(rig: node_rig.NodeRig) -> None:
     agent = agents.new_agent(rig, configs=source)
 
     def origin(layout: str) -> str:
-        assert agents.run(rig, layout, by=agent).reason is reasons.Reason.APPLIED
+        ends.run_to(rig, layout, reasons.Reason.APPLIED, by=agent)
         return str(rig.node_object.status["origin"])
 
     assert origin("team-a") == "test.yaml:4"
@@ -163,11 +163,14 @@ def test_the_loss_of_the_only_gpu_of_a_generated_layout_is_found_at_rest() -> No
 
 
 def test_an_unknown_layout_is_compared_with_generated_ones_too(rig: node_rig.NodeRig) -> None:
-    outcome = agents.run(rig, "all-1g.5gB", layouts=OWNERS_FILE)
-
-    assert outcome.reason is reasons.Reason.UNKNOWN_CONFIG
-    assert "did you mean 'all-1g.5gb'" in outcome.message
-    assert "test.yaml and this node's generated layouts" in outcome.message
+    ends.run_to(
+        rig,
+        "all-1g.5gB",
+        reasons.Reason.UNKNOWN_CONFIG,
+        "did you mean 'all-1g.5gb'",
+        "test.yaml and this node's generated layouts",
+        layouts=OWNERS_FILE,
+    )
 
 
 def test_a_generated_layout_needs_no_second_observation(rig: node_rig.NodeRig) -> None:
@@ -177,7 +180,7 @@ def test_a_generated_layout_needs_no_second_observation(rig: node_rig.NodeRig) -
 
 
 def calls_of(rig: node_rig.NodeRig, layout: str) -> list[str]:
-    assert agents.run(rig, layout, layouts=OWNERS_FILE).reason is reasons.Reason.APPLIED
+    ends.run_to(rig, layout, reasons.Reason.APPLIED, layouts=OWNERS_FILE)
     return rig.log
 
 
@@ -254,7 +257,7 @@ def test_a_list_that_could_not_be_published_is_published_later(rig: node_rig.Nod
         agents.run(rig, "team-a", by=agent)
     rig.failures.add("gpus.observe", strikes.BROKEN["gpus"])
     agent.recover("team-a")
-    assert agents.run(rig, "team-a", by=agent).reason is reasons.Reason.NVML_ERROR
+    ends.run_to(rig, "team-a", reasons.Reason.NVML_ERROR, by=agent)
     rig.failures.clear()
     assert well_known.LAYOUTS_ANNOTATION not in rig.node_object.annotations
     assert not written

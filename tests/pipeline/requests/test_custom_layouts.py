@@ -108,9 +108,8 @@ def test_a_success_lists_the_gpus_that_the_node_lacks() -> None:
 def test_while_the_setting_is_off_an_owners_layout_of_that_name_is_served() -> None:
     rig = nodes.busy_node()
 
-    outcome = agents.run(rig, "custom", layouts=FILE_WITH_CUSTOM)
+    outcome = ends.run_to(rig, "custom", Reason.APPLIED, layouts=FILE_WITH_CUSTOM)
 
-    assert outcome.reason is Reason.APPLIED
     assert outcome.message.startswith("Layout custom is active.")
     assert published_status(rig).annotation_hash == ""
     assert all(gpu.current_mode is model.MigMode.DISABLED for gpu in rig.gpus)
@@ -118,11 +117,14 @@ def test_while_the_setting_is_off_an_owners_layout_of_that_name_is_served() -> N
 
 def test_custom_request_without_setting_or_layout_fails_and_says_why() -> None:
 
-    outcome = agents.run(nodes.busy_node(), "custom")
+    outcome = ends.run_to(
+        nodes.busy_node(),
+        "custom",
+        Reason.CUSTOM_LAYOUTS_OFF,
+        "custom layouts are switched off",
+        "--custom-layouts",
+    )
 
-    assert outcome.reason is Reason.CUSTOM_LAYOUTS_OFF
-    assert "custom layouts are switched off" in outcome.message
-    assert "--custom-layouts" in outcome.message
     assert not outcome.should_retry
 
 

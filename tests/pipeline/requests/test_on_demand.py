@@ -202,7 +202,7 @@ def test_on_demand_a_process_that_starts_in_the_pause_ends_the_run() -> None:
 def test_on_demand_another_layout_drains_the_node_as_everywhere() -> None:
     rig = nodes.busy_node()
     rig.node_object.labels[well_known.PARTITIONING_LABEL] = well_known.ON_DEMAND
-    assert agents.run(rig, "one-slice-changed").reason is Reason.APPLIED
+    ends.run_to(rig, "one-slice-changed", Reason.APPLIED)
     assert "affected" not in rig.pods.names
 
 

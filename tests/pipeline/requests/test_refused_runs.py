@@ -276,7 +276,7 @@ def test_strategy_single_allows_uniform_layouts_and_other_configs(
     rig = with_strategy_single()
     prepare(rig)
 
-    assert agents.run(rig, layout).reason is Reason.APPLIED
+    ends.run_to(rig, layout, Reason.APPLIED)
 
 
 def test_an_outdated_strategy_label_ends_no_run_after_its_drain() -> None:

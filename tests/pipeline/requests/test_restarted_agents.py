@@ -11,7 +11,7 @@ from mig_manager.core.objects import well_known
 from mig_manager.core.records import run_status
 from mig_manager.core.settings import node_settings
 from mig_manager.reasons import Reason
-from tests.rigs.node import agents, gpu_values, moments, node_rig, nodes, strikes
+from tests.rigs.node import agents, ends, gpu_values, moments, node_rig, nodes, strikes
 
 FILE = """
 version: v1
@@ -103,15 +103,13 @@ def test_layout_of_an_unreachable_gpu_stays_the_same_request(products: tuple[str
     rig.driver.lost.add(lost.uuid)
     agent = agents.start(rig, layout, layouts=OTHER)
 
-    outcome = agents.run(rig, layout, by=agent)
+    outcome = ends.run_to(rig, layout, Reason.GPU_UNREACHABLE, f"'{layout}'", by=agent)
 
-    assert outcome.reason is Reason.GPU_UNREACHABLE
     assert outcome.should_retry
-    assert f"'{layout}'" in outcome.message
     assert lost.uuid in outcome.message
     rig.driver.lost.clear()
     repartition(rig)
-    assert agents.run(rig, layout, by=agent, attempt=2).reason is Reason.DRIFTED
+    ends.run_to(rig, layout, Reason.DRIFTED, by=agent, attempt=2)
     assert "training" in rig.pods.names
 
 
@@ -158,7 +156,7 @@ def test_a_deleted_plugin_is_awaited_until_it_is_back_or_removed(
     # Its DaemonSet makes no new pod yet.
     rig.callbacks.add(steps.Step, lambda: setattr(rig.plugin, "is_label_managed", True))
     rig.failures.add(steps.CreateGpuInstance, strikes.REFUSED, times=1)
-    assert agents.run(rig, "one-slice-changed").reason is Reason.INSUFFICIENT_RESOURCES
+    ends.run_to(rig, "one-slice-changed", Reason.INSUFFICIENT_RESOURCES)
     assert not rig.pods.plugins
     for _ in range(attempts):
         assert start(rig, agents.CONFIG, layout=then) is Reason.PLUGIN_NOT_READY

@@ -376,8 +376,7 @@ def test_a_plugin_that_keeps_a_device_is_restarted_once_for_a_request() -> None:
 
     # The first attempt waits for a slot, and both fail after it.
     for attempt in (1, 2):
-        outcome = agents.run(rig, "one-slice-changed", by=agent, attempt=attempt)
-        assert outcome.reason is Reason.DRAIN_TIMEOUT
+        ends.run_to(rig, "one-slice-changed", Reason.DRAIN_TIMEOUT, by=agent, attempt=attempt)
 
     assert rig.node_object.events.count("DestroyedDevices") == 1
 
