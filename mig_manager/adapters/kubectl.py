@@ -22,6 +22,7 @@ _TIMEOUT_S = 300.0
 """The user may have to log in with a browser; kubectl itself ends requests earlier."""
 _REFUSAL = re.compile(r"Error from server(?: \((?P<reason>[A-Za-z]+)\))?: (?P<message>.*)")
 _REFUSALS = {
+    "BadRequest": (http.HTTPStatus.BAD_REQUEST, reasons.Reason.API_ERROR),
     "NotFound": (http.HTTPStatus.NOT_FOUND, reasons.Reason.API_ERROR),
     "Conflict": (http.HTTPStatus.CONFLICT, reasons.Reason.API_ERROR),
     "Expired": (http.HTTPStatus.GONE, reasons.Reason.API_ERROR),
@@ -31,7 +32,9 @@ _REFUSALS = {
     "ServiceUnavailable": (http.HTTPStatus.SERVICE_UNAVAILABLE, reasons.Reason.API_UNAVAILABLE),
 }
 """By ``metav1.StatusReason``, as kubectl prints it; all others count as unavailable."""
-_ERRORS = ("Error ", "error: ", "The connection ", "Unable to ")
+_INVALID = re.compile(r'The (request|\S+ "[^"]*") is invalid')
+"""How kubectl words status 422 (``checkErr`` of k8s.io/kubectl), which has no reason in it."""
+_ERROR = re.compile(rf"Error |error: |The connection |Unable to |{_INVALID.pattern}")
 _DRAIN_S = 1.0
 _NOT_LOGGED_IN = re.compile(r"error: You must be logged in")
 
@@ -77,7 +80,7 @@ class Kubectl:
     def contexts(self) -> tuple[str, ...]:
         """Return the contexts of the kubeconfig."""
         output = self.run(["config", "get-contexts", "--output=name"], "the kubeconfig")
-        return tuple(output.decode(errors="replace").split())
+        return tuple(output.decode(errors="replace").splitlines())
 
     def get(self, path: str, query: Mapping[str, str] | None = None) -> dict[str, Any]:
         """Get an object or a list."""
@@ -132,7 +135,7 @@ class Kubectl:
                 with stderr:
                     for raw in stderr:
                         line = messages.printable(raw.decode(errors="replace").rstrip(), " ")
-                        if line.startswith(_ERRORS):
+                        if _ERROR.match(line):
                             lines.append(line)
                         elif line:
                             # At once, because a login may wait for the user.
@@ -158,6 +161,12 @@ class Kubectl:
 
 def refusal(what: str, message: str) -> errors.ClusterError:
     """Return the error for a message that kubectl printed."""
+    if _INVALID.match(message):
+        return errors.ClusterError(
+            message,
+            reason=reasons.Reason.API_ERROR,
+            status=http.HTTPStatus.UNPROCESSABLE_ENTITY,
+        )
     match = _REFUSAL.match(message)
     if match is None:
         is_login = _NOT_LOGGED_IN.match(message)

@@ -63,7 +63,7 @@ def answer_completion(argv: Sequence[str], terminal: console.Console) -> int:
     def of_option(option: options.Option, line: completer.Line) -> Iterable[str]:
         try:
             return _values(option, line, terminal)
-        except errors.MigManagerError:
+        except (errors.MigManagerError, RuntimeError):  # RuntimeError: ~user without a home
             return ()
 
     terminal.say(completer.answer(plugin_registry.PROGRAM, argv, of_option))

@@ -177,13 +177,15 @@ def test_a_script_is_one_that_its_shell_can_read(shell: Shell, name: str) -> Non
     assert (checked.returncode, checked.stderr) == (0, "")
 
 
-def test_completion_lists_no_layout_that_a_shell_would_expand(shell: Shell) -> None:
+def test_completion_lists_only_layouts_that_can_be_read_and_typed(shell: Shell) -> None:
     file = shell.file(LAYOUTS)
     for argv, variable in ((("-f", file), {}), ((), {"MIG_PARTED_CONFIG_FILE": file})):
         listed = shell("__complete", "plan", *argv, "", **variable)
         assert (listed.status, listed.out) == (0, "night\nnoon\n:4\n")
     for no_file in ((), ("-f", "-")):
         assert "all-1g.5gb\n" in shell("__complete", "plan", *no_file, "").out
+    homeless = shell("__complete", "plan", "-f", "~no-such-user/layouts.yaml", "")
+    assert (homeless.status, homeless.out) == (0, ":4\n")
 
 
 def test_validate_accepts_every_product_of_the_completion(shell: Shell) -> None:

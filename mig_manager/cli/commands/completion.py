@@ -57,7 +57,7 @@ def values(environ: Mapping[str, str]) -> completer.Values:
         try:
             parsed = {"command": line.command, **line.values}
             return _layouts(_NamedDocument.read(parsed, environ))
-        except errors.MigManagerError:
+        except (errors.MigManagerError, RuntimeError):  # RuntimeError: ~user without a home
             return ()
 
     return of_option

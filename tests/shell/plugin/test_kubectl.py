@@ -10,10 +10,11 @@ from mig_manager import errors, reasons
 from mig_manager.adapters import cluster_reader, rest
 from mig_manager.adapters.kubectl import Kubectl
 from mig_manager.cli.toolkit import console
+from mig_manager.core.objects import node_object
 from mig_manager.kubectl import __main__ as plugin
 from testkit import apiserver
 from tests.rigs import programs
-from tests.rigs.shell import commandline
+from tests.rigs.shell import commandline, plugin_rig
 
 LEFT_BEHIND = '(while [ -e "$0" ]; do sleep 0.1; done)'
 """A process that outlives kubectl and keeps its stderr open, until the end of the test."""
@@ -88,11 +89,13 @@ def server() -> Iterator[apiserver.ApiServer]:
 @pytest.mark.parametrize(
     ("status", "reason", "message"),
     [
+        (400, reasons.Reason.API_ERROR, "^no$"),
         (401, FORBIDDEN, "You must be logged in"),
         (403, FORBIDDEN, "^no$"),
         (404, reasons.Reason.API_ERROR, "^no$"),
         (409, reasons.Reason.API_ERROR, "^no$"),
         (410, reasons.Reason.API_ERROR, "^no$"),
+        (422, reasons.Reason.API_ERROR, "^The request is invalid: no$"),
         (429, UNAVAILABLE, "^no$"),
         (500, UNAVAILABLE, "^no$"),
         (503, UNAVAILABLE, "^no$"),
@@ -113,6 +116,20 @@ def test_a_refusal_that_kubectl_reports_has_a_reason_by_its_kind(
 
     assert caught.value.reason is reason
     assert caught.value.status == (None if status in (401, 500) else status)
+
+
+def test_what_the_api_finds_invalid_is_an_error_with_its_cause(
+    server: apiserver.ApiServer, tmp_path: pathlib.Path
+) -> None:
+    server.store.create(plugin_rig.node("n1"))
+    kubectl = client(None, f"--kubeconfig={server.kubeconfig(tmp_path / 'kubeconfig')}")
+    version = kubectl.get("/api/v1/nodes/n1")["metadata"]["resourceVersion"]
+    patch = node_object.NodePatch(labels={"nvidia.com/mig.config": "all balanced!"})
+
+    with pytest.raises(errors.ClusterError, match=r'^The Node "n1" .* balanced!') as caught:
+        kubectl.patch_node("n1", version, patch)
+
+    assert (caught.value.status, caught.value.reason) == (422, reasons.Reason.API_ERROR)
 
 
 @pytest.mark.parametrize(

@@ -212,6 +212,7 @@ def test_a_failed_node_says_when_its_agent_tries_again(
         (("status", "--context", ""), ["sandbox"]),
         (("status", "-o", "y"), ["yaml"]),
         (("status", "-l", ""), []),
+        (("plan", "-f", "~no-such-user/layouts.yaml", ""), []),
         (("version", ""), []),
         (("status", "--context", "nowhere", ""), []),
     ],
