@@ -211,7 +211,6 @@ def test_an_unprivileged_reset_has_the_reason_no_permission(
     assert machine.refusal(gpus[:1]).reason is Reason.NO_PERMISSION
 
 
-@pytest.mark.slow
 def test_a_gpu_with_instances_is_never_reset(boot: Boot) -> None:
     machine = boot(A100, states.Options())
     machine.rig.fill("3g.20gb")
@@ -229,7 +228,6 @@ def test_a_gpu_with_instances_is_never_reset(boot: Boot) -> None:
 # -- processes that use the GPU ---------------------------------------------------------------
 
 
-@pytest.mark.slow
 def test_process_that_uses_a_gpu_prevents_every_reset_and_is_named(machine: ResetMachine) -> None:
     gpus = machine.switch(0, 1)
     pod = "0::/kubepods.slice/kubepods-pod8a0b1c2d_0001_4000_8000_0123456789ab.slice/cri.scope"

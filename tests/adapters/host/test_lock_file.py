@@ -138,6 +138,23 @@ def test_a_lock_removed_while_its_owner_is_looked_up_is_made_again(
                 fcntl.flock(again, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
+def test_a_lock_file_replaced_before_it_is_locked_is_opened_again(
+    path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flock = fcntl.flock
+
+    def replace_and_lock(file: int, operation: int) -> None:
+        monkeypatch.undo()
+        path.unlink()
+        path.touch()
+        flock(file, operation)
+
+    monkeypatch.setattr(fcntl, "flock", replace_and_lock)
+
+    with lock_at(path).hold("x"), path.open("rb") as other, pytest.raises(BlockingIOError):
+        fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
 def test_optional_lock_still_excludes_threads_of_one_process(path: pathlib.Path) -> None:
     lock = lock_at(path, is_required=False)
 

@@ -223,6 +223,19 @@ def test_a_rollback_that_a_pod_prevents_pauses_no_device_plugin() -> None:
     assert dict(rig.pods) == pods
 
 
+def test_a_resumed_run_that_fails_keeps_the_device_of_a_new_pod() -> None:
+    rig = nodes.busy_node()
+    strikes.kill_before(rig, steps.CreateGpuInstance, "one-slice-changed", number=2)
+    device = nodes.device_at(rig, 0)
+    rig.pods.add("newcomer", devices=frozenset({device}))
+    rig.kubelet.schedulable = rig.plugin_devices
+    rig.failures.add(steps.CreateGpuInstance, strikes.REFUSED, times=1)
+
+    assert agents.resume(rig, "one-slice-changed").state is run_status.State.FAILED
+
+    assert device in rig.gpus[0].mig_uuids
+
+
 def test_a_resumed_run_that_rolls_back_publishes_the_restored_gpus() -> None:
     rig = nodes.busy_node()
     before = rig.gpus

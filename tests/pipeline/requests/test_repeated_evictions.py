@@ -105,19 +105,23 @@ def test_a_change_that_always_fails_after_its_drain_soon_evicts_no_pod(
     assert rig.log.count("workloads.evict") == evictions
 
 
-@pytest.mark.parametrize("error", [strikes.BROKEN["node"], strikes.Killed()])
+@pytest.mark.parametrize(
+    "strike",
+    [
+        lambda rig: rig.lost_answers.adding("workloads.evict", strikes.BROKEN["node"]),
+        lambda rig: rig.lost_answers.adding("workloads.evict", strikes.Killed()),
+        lambda rig: rig.failures.adding(steps.DestroyComputeInstance, strikes.Killed()),
+    ],
+)
 def test_an_eviction_counts_though_its_answer_is_lost_or_the_agent_killed(
-    error: BaseException,
+    strike: Callable[[node_rig.NodeRig], contextlib.AbstractContextManager[None]],
 ) -> None:
     rig = nodes.busy_node()
     device = nodes.device(rig, 0, "2g.10gb")
     with broken_change(rig):
         for _ in range(5):
             agent = agents.start(rig, "one-slice-changed")
-            with (
-                contextlib.suppress(strikes.Killed),
-                rig.lost_answers.adding("workloads.evict", error),
-            ):
+            with contextlib.suppress(strikes.Killed), strike(rig):
                 agents.run(rig, "one-slice-changed", by=agent)
             if rig.node_object.has_reconfiguring_taint:
                 agents.resume(rig, "one-slice-changed")
