@@ -39,7 +39,7 @@ class Inbox:
     ) -> None:
         """Set the label's value and the content of ``custom``; equal ones are no new request.
 
-        The first value counts even without a label, because a killed run may have left a journal.
+        The first value counts even without a label: an interrupted run may have left a journal.
         The same value on another Node object is served again: kubelet has re-registered the
         deleted node, and the new object lacks all published data.
         """

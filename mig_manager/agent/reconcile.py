@@ -1,7 +1,7 @@
 """Bring one node from a request to an outcome: recover, run, rest, and check for drift.
 
-After a killed run, the next run resumes if the same layout is requested. Otherwise it rolls back
-the GPUs first, and restores everything.
+After an interrupted run, the next run resumes if the same layout is requested. Otherwise it rolls
+back the GPUs first, and restores everything.
 """
 
 import dataclasses
@@ -187,8 +187,9 @@ class Reconciler:
     def restore_without_request(self) -> bool:
         """Restore a node without a request; call between runs.
 
-        A killed run publishes no outcome. A superseded run leaves the state to the next run, which
-        never comes once the label is removed. This method retries a failed rollback or restore.
+        An interrupted run publishes no outcome. A superseded run leaves the state to the next run,
+        which never comes once the label is removed. This method retries a failed rollback or
+        restore.
 
         Returns:
             Whether to call again, because something failed that may succeed later.

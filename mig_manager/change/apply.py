@@ -27,7 +27,7 @@ def apply(
 ) -> plans.ApplyResult:
     """Apply a layout, and verify it.
 
-    Rolls back the changes of a killed ``apply`` on idle GPUs outside this layout, on all GPUs if
+    Rolls back an interrupted ``apply`` on idle GPUs outside this layout, on all GPUs if
     the layout does not fit. With ``is_mode_only`` GPUs in the right MIG mode keep their instances.
     Without the right to reset, a mode that needs a reset stays pending: a failure, unless only
     the mode counts. ``is_locked`` is whether the caller holds the node's lock.
@@ -165,7 +165,7 @@ def _run(
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class _LayoutAndRollback:
-    """The requested layout, and GPUs as before a killed run."""
+    """The requested layout, and GPUs as before an interrupted run."""
 
     requested: _RequestedLayout
     idle: model.Snapshots  # outside the layout; this change restores them
@@ -210,7 +210,7 @@ class _LockedChange:
     requested: _RequestedLayout
     points: hook_points.HookPoints
     recorder: local_journal.LocalRecorder
-    interrupted: journals.Journal  # the journal of a killed run
+    interrupted: journals.Journal  # the journal of an interrupted run
 
     def run(self, observed: model.ObservedGpus) -> plans.ApplyResult:
         with contextlib.ExitStack() as stack:
@@ -234,7 +234,7 @@ class _LockedChange:
                 if undone := self.recorder.undo(observed):
                     error.add(undone)
                 raise
-            self._describe_interrupted(combined, first)
+            self._note_interrupted(combined, first)
             return self._execute(combined, first, check)
 
     def _require_unused(self, first: plans.Planned) -> None:
@@ -292,9 +292,9 @@ class _LockedChange:
             return bool(gpu_processes.blocking(plan, users))
         return False
 
-    def _describe_interrupted(self, combined: _LayoutAndRollback, first: plans.Planned) -> None:
+    def _note_interrupted(self, combined: _LayoutAndRollback, first: plans.Planned) -> None:
         """Say what becomes of an interrupted change."""
-        unfinished = local_journal.describe_unfinished(self.interrupted)
+        former = local_journal.describe_interrupted(self.interrupted)
 
         def name(snapshots: model.Snapshots) -> str:
             return ", ".join(map(str, first.gpus.only(gpu.uuid for gpu in snapshots)))
@@ -302,7 +302,7 @@ class _LockedChange:
         inside = name(combined.inside_in_use)
         if outside := name(combined.outside_in_use):
             self.deps.notify(
-                f"{unfinished}; {outside}, outside this layout, is not restored while it is in use"
+                f"{former}; {outside}, outside this layout, is not restored while it is in use"
             )
         if self.interrupted.gpus.snapshot and not first.plan.is_empty:
             covered = self.requested.gpu_uuids(first.gpus)
@@ -310,7 +310,7 @@ class _LockedChange:
             but = f", but not {inside}, which pods or processes use" if inside else ""
             also = f"; this one also restores {restored}, outside its layout" if restored else ""
             self.deps.notify(
-                f"{unfinished}; if this one fails, the GPUs are rolled back to their state before "
+                f"{former}; if this one fails, the GPUs are rolled back to their state before "
                 f"that one{but}{also}"
             )
 

@@ -148,7 +148,7 @@ class _LockedBoot:
     deps: local.LocalDependencies
     recorder: local_journal.LocalRecorder
     target: Mapping[str, model.GpuSnapshot]  # the desired state of each GPU, by UUID
-    interrupted: dict[str, model.GpuSnapshot]  # GPUs before a killed run: a rollback restores that
+    interrupted: dict[str, model.GpuSnapshot]  # GPUs before an interrupted run, for a rollback
     unreachable: model.Snapshots  # in the journal
     faulty: tuple[model.Gpu, ...]  # to reset first
     uuids: tuple[str, ...]  # UUIDs of the GPUs to change
@@ -239,8 +239,8 @@ def _restore(
     observed = local.observe_when_loaded(deps)
     recorder = local_journal.open_recorder(deps, observed, config=saved.config)
     interrupted = {gpu.uuid: gpu for gpu in recorder.journal.gpus.snapshot}
-    # The killed run may have changed GPUs that the saved layout does not cover. It lists such GPUs
-    # as that run left them, if at all.
+    # The interrupted run may have changed GPUs that the saved layout does not cover. It lists such
+    # GPUs as that run left them, if at all.
     target = interrupted | {
         gpu.uuid: gpu
         for gpu in saved.snapshot

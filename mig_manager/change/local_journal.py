@@ -1,4 +1,4 @@
-"""The journal of a change at a shell, in a file, and undoing a killed run.
+"""The journal of a change at a shell, in a file, and undoing an interrupted run.
 
 The journal outlives a killed process. It has the GPUs as they were before the change. So the next
 run can roll back, and does not mistake half of a change for the former state.
@@ -72,8 +72,8 @@ class LocalRecorder:
             local.new_transaction(self.deps, self).refresh()
 
     def undo(self, observed: model.ObservedGpus) -> str:
-        """Roll back the changes of a killed run; return the outcome, empty if there were none."""
-        unfinished = describe_unfinished(self.journal)
+        """Roll back an interrupted run; return the outcome, empty if there was none."""
+        interrupted = describe_interrupted(self.journal)
         before = self.journal.gpus.snapshot
         if not before:
             try:
@@ -83,25 +83,25 @@ class LocalRecorder:
             return ""
         plan = planner.restore(observed, before)
         if not self.deps.may_reset and any(gpu.needs_reset for gpu in plan.gpus):
-            return f"{unfinished} and is not undone, because that resets a GPU"
+            return f"{interrupted} and is not undone, because that resets a GPU"
         with self.deps.uninterrupted():
             result = local.new_transaction(self.deps, self).roll_back(before, requires_idle=True)
         if result.is_complete and not result.unrestored:
-            return f"{unfinished} and is undone now"
-        return f"{unfinished}; {result.message}; {RETRIED_LATER}"
+            return f"{interrupted} and is undone now"
+        return f"{interrupted}; {result.message}; {RETRIED_LATER}"
 
 
-def describe_unfinished(entries: journals.Journal) -> str:
-    """Say whose change a killed run left unfinished."""
+def describe_interrupted(entries: journals.Journal) -> str:
+    """Name the change of an interrupted run, as the start of a sentence."""
     return f"the change to layout '{entries.config}' was left unfinished"
 
 
-def describe_interrupted(
+def what_follows(
     journal: ports.KeptFile,
     observed: model.ObservedGpus = model.NO_GPUS,
     covered: Collection[str] = (),
 ) -> str:
-    """Say that a killed run left a change unfinished; empty without a valid journal of one.
+    """Say what the next command does about an interrupted run; empty without a valid journal.
 
     Names the GPUs that 'apply' restores although its layout does not cover them (by UUID).
     """
@@ -114,7 +114,7 @@ def describe_interrupted(
         return ""
     also = f", and restores {outside} outside its layout" if outside else ""
     return (
-        f"{describe_unfinished(entries)}; the next 'apply', 'restore' or 'boot' finishes or "
+        f"{describe_interrupted(entries)}; the next 'apply', 'restore' or 'boot' finishes or "
         f"undoes it{also}"
     )
 
@@ -122,7 +122,7 @@ def describe_interrupted(
 def as_if_undone(
     deps: local.LocalDependencies, observed: model.ObservedGpus, gpu: model.Gpu
 ) -> model.Gpu:
-    """Return a GPU as undoing a killed run leaves it."""
+    """Return a GPU as undoing an interrupted run leaves it."""
     entries = _read(deps.journal)
     before: model.Gpu | model.GpuSnapshot = gpu
     if not _why_outdated(deps, entries, observed):
@@ -153,7 +153,7 @@ def list_restored_outside(
 
 
 def undo_interrupted(deps: local.LocalDependencies) -> str:
-    """Roll back the changes of a killed run; return the outcome, empty if there were none.
+    """Roll back an interrupted run; return the outcome, empty if there was none.
 
     Raises:
         HardwareError: NVML refused or failed.
@@ -171,7 +171,7 @@ def undo_interrupted(deps: local.LocalDependencies) -> str:
 def open_recorder(
     deps: local.LocalDependencies, observed: model.ObservedGpus, *, config: str = ""
 ) -> LocalRecorder:
-    """Open the journal, with the entries of a killed run if there are any.
+    """Open the journal, with the entries of an interrupted run if there are any.
 
     ``config`` is the layout to apply next.
 
@@ -217,7 +217,7 @@ def open_recorder(
     )
     why = "" if is_undone else _why_outdated(deps, entries, observed)
     if why:
-        deps.notify(f"{describe_unfinished(entries)}{why}: it will not be undone")
+        deps.notify(f"{describe_interrupted(entries)}{why}: it will not be undone")
     if is_undone or why:
         recorder.set_journal(gpus=recorder.journal.gpus.with_snapshot(()))
     return recorder
@@ -226,7 +226,10 @@ def open_recorder(
 def _restore_persistence(
     deps: local.LocalDependencies, journal: journals.Journal, observed: model.ObservedGpus
 ) -> tuple[str, ...]:
-    """Switch on the persistence mode that a killed run switched off; return where it stays off."""
+    """Switch on the persistence mode that an interrupted run switched off.
+
+    Returns the UUIDs of the GPUs where it stays off.
+    """
     if journal.boot_id != deps.boot_id:
         # A reboot switches persistence mode off.
         return ()
@@ -251,7 +254,7 @@ def _why_outdated(
     is_rebooted = bool(journal.boot_id) and journal.boot_id != deps.boot_id
     if is_rebooted and any(gpu.gpu_instances for gpu in observed.only(uuids)):
         return " when the node was rebooted, and the GPUs were set up since"
-    # An unfinished change leaves no verified layout: an agent has applied it after the kill.
+    # An interrupted change leaves no verified layout: an agent has applied it after the kill.
     kept = deps.verified_layout.read()
     if kept is None:
         return ""

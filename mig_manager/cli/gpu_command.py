@@ -128,10 +128,10 @@ class GpuCommand(gpu_access.CommandAdapters):
             self._terminal.note(f"warning: {diagnostic}", priority=line_writer.Priority.WARNING)
 
     def note_interrupted(self, planned: plans.Planned) -> None:
-        """Say that a killed run left a change unfinished, which 'apply' undoes outside a plan."""
+        """Say that 'apply' undoes an interrupted run, which its plan does not show."""
         journal = files.JournalFile(self.settings.journal_file)
         gpus, desired = planned.gpus, planned.desired
-        if interrupted := local_journal.describe_interrupted(journal, gpus, desired):
+        if interrupted := local_journal.what_follows(journal, gpus, desired):
             self._terminal.note(interrupted)
 
     def changed_by(self) -> str:
@@ -153,7 +153,7 @@ class GpuCommand(gpu_access.CommandAdapters):
                 self.warn([f"{manager} is changing the GPUs, which may be half changed"])
                 return
         journal = files.JournalFile(settings.journal_file)
-        if interrupted := local_journal.describe_interrupted(journal):
+        if interrupted := local_journal.what_follows(journal):
             self.warn([interrupted])
 
     def warn_unreachable(self, unreachable: Sequence[model.UnreachableGpu], effect: str) -> None:

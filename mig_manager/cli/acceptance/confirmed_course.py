@@ -77,7 +77,7 @@ def run(
     gpu = gpu_course.find_gpu(observed, uuid)
     _require_no_processes(gpu, gpus)
     deps.pods.require_unused({gpu.uuid}, (gpu,))
-    if interrupted := local_journal.describe_interrupted(deps.journal):
+    if interrupted := local_journal.what_follows(deps.journal):
         deps.notify(f"{interrupted}; so does this command, before the course")
     gpu_course.require_unused(local_journal.as_if_undone(deps, observed, gpu))
     if asked_at is not None:

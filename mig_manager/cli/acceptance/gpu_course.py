@@ -71,7 +71,7 @@ def run(
         require_unused(gpu)
         if recorder.journal.gpus.snapshot:
             raise errors.UsageError(
-                local_journal.describe_unfinished(recorder.journal),
+                local_journal.describe_interrupted(recorder.journal),
                 remedy="Run 'mig-manager apply' or 'restore' first.",
             )
         course = _Course(

@@ -96,7 +96,7 @@ def run(settings: Settings, terminal: console.Console) -> int:
     survey = access.worker_gpus.survey()
     course = None
     if settings.changed_gpu is None:
-        if interrupted := local_journal.describe_interrupted(deps.journal):
+        if interrupted := local_journal.what_follows(deps.journal):
             terminal.note(interrupted)
     else:
         asked_at = None if settings.is_confirmed else terminal
