@@ -17,11 +17,19 @@ mig-configs:
 """
 
 
-def tamper(rig: node_rig.NodeRig) -> tuple[model.Gpu, ...]:
-    """Destroy the first instance of the first GPU; return what there was."""
+def tamper(
+    rig: node_rig.NodeRig, gpu: int = 0, profile: str | None = None
+) -> tuple[model.Gpu, ...]:
+    """Destroy the first instance of a GPU, or of a profile on it; return what there was."""
     before = rig.gpus
-    first, *others = before
-    rig.gpus = (dataclasses.replace(first, gpu_instances=first.gpu_instances[1:]), *others)
+    instances = before[gpu].gpu_instances
+    gone = next(gi for gi in instances if profile in (None, str(gi.profile)))
+    rig.gpus = tuple(
+        dataclasses.replace(each, gpu_instances=tuple(gi for gi in instances if gi is not gone))
+        if each.index == gpu
+        else each
+        for each in before
+    )
     return before
 
 

@@ -1,6 +1,8 @@
 """A deployment with a budget on a node in memory, and the agent that drains it again and again."""
 
 import dataclasses
+import itertools
+from collections.abc import Iterable
 
 from mig_manager.agent import outcomes
 from tests.rigs.node import agents, cluster_parts, moments, node_rig, nodes
@@ -74,6 +76,32 @@ class Deployment:
             owner_kind="ReplicaSet",
             **fields,
         )
+
+
+def restart_always(
+    rig: node_rig.NodeRig, name: str, devices: Iterable[frozenset[str]], *, kind: str
+) -> None:
+    """Start a pod on each of some devices, and another when it is gone: they tolerate the taint.
+
+    Kubelet admits them until the GPUs change.
+    """
+    each, gpus = tuple(devices), rig.gpus
+    names = (f"{name}-{number}" for number in itertools.count())
+
+    def start_missing() -> None:
+        used = rig.kubelet.devices_in_use
+        for ids in each:
+            if rig.gpus == gpus and used.isdisjoint(ids):
+                rig.pods.add(
+                    next(names),
+                    devices=ids,
+                    labels={"app": name},
+                    owner_kind=kind,
+                    owner_name=name,
+                )
+
+    start_missing()
+    rig.callbacks.add(moments.Wait, start_missing)
 
 
 def is_closed(rig: node_rig.NodeRig) -> bool:

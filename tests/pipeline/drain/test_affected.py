@@ -25,7 +25,7 @@ SECOND_OFF = "  - {devices: [1], mig-enabled: false}\n"
 
 def test_a_finished_pod_that_kubelet_still_lists_does_not_use_its_device() -> None:
     rig = nodes.node(layout="all-1g.5gb")
-    uuids = [ci.uuid for gi in rig.gpus[0].gpu_instances for ci in gi.compute_instances if ci.uuid]
+    uuids = rig.gpus[0].mig_uuids
     running = {
         rig.pods.add(f"running-{number}", devices=frozenset({uuid}))
         for number, uuid in enumerate(uuids)
@@ -279,26 +279,6 @@ def test_the_device_is_destroyed_whose_loss_evicts_the_fewest_pods(
     assert rig.log.count("workloads.evict") == evictions
 
 
-@pytest.mark.parametrize("when", ["hooks.run", "node.patch"])
-def test_a_pod_bound_before_the_taint_keeps_its_device_if_another_is_free(when: str) -> None:
-    undisturbed = nodes.node(layout="all-balanced")
-    before = {*undisturbed.gpus[0].mig_uuids}
-    agents.run(undisturbed, "one-of-two", layouts=ONE_OF_TWO)
-    (destroyed,) = before - {*undisturbed.gpus[0].mig_uuids}
-    rig = nodes.add_hooks(nodes.node(layout="all-balanced"))
-
-    rig.callbacks.add(
-        when,
-        lambda: rig.pods.add("bound", devices=frozenset({destroyed})),
-        when=lambda: "gpus.observe" in rig.log,
-        times=1,
-    )
-    ends.run_to(rig, "one-of-two", Reason.APPLIED, layouts=ONE_OF_TWO)
-
-    assert "bound" in rig.pods.names
-    assert "workloads.evict" not in rig.log
-
-
 def one_device(rig: node_rig.NodeRig, *, is_destroyed: bool) -> frozenset[str]:
     """Return the one of two equal devices that ``one-of-two`` destroys if both are idle."""
     undisturbed = nodes.node(layout="all-balanced")
@@ -310,6 +290,23 @@ def one_device(rig: node_rig.NodeRig, *, is_destroyed: bool) -> frozenset[str]:
         for ci in gi.compute_instances
         if str(ci.profile) == "1g.5gb" and (ci.uuid not in kept) is is_destroyed
     )
+
+
+@pytest.mark.parametrize("when", ["hooks.run", "node.patch"])
+def test_a_pod_bound_before_the_taint_keeps_its_device_if_another_is_free(when: str) -> None:
+    rig = nodes.add_hooks(nodes.node(layout="all-balanced"))
+    devices = one_device(rig, is_destroyed=True)
+
+    rig.callbacks.add(
+        when,
+        lambda: rig.pods.add("bound", devices=devices),
+        when=lambda: "gpus.observe" in rig.log,
+        times=1,
+    )
+    ends.run_to(rig, "one-of-two", Reason.APPLIED, layouts=ONE_OF_TWO)
+
+    assert "bound" in rig.pods.names
+    assert "workloads.evict" not in rig.log
 
 
 def test_a_pod_bound_before_the_pause_is_spared_if_another_device_is_free() -> None:

@@ -1,7 +1,6 @@
 """A drain that takes several attempts: when the node is reopened in between."""
 
 import contextlib
-import dataclasses
 from collections.abc import Callable
 
 import pytest
@@ -9,6 +8,7 @@ import pytest
 from mig_manager import errors
 from mig_manager.core.records import run_status
 from mig_manager.reasons import Reason
+from tests.pipeline import scenes
 from tests.pipeline.drain import drains
 from tests.pipeline.drain.deployments import (
     CONFIG,
@@ -266,9 +266,7 @@ def test_node_closed_between_attempts_is_reopened_without_a_request(
 def test_a_plugin_is_not_restarted_while_the_tainted_node_awaits_a_retry() -> None:
     rig, _ = node_with(room_elsewhere=0)
     plugins = {pod.uid for pod in rig.pods.plugins}
-    first, second = rig.gpus
-    tampered = dataclasses.replace(second, gpu_instances=second.gpu_instances[1:])
-    rig.callbacks.add(moments.Time(5), lambda: setattr(rig, "gpus", (first, tampered)))
+    rig.callbacks.add(moments.Time(5), lambda: scenes.tamper(rig, 1))
 
     assert try_once(rig).reason is Reason.DRAIN_STALLED
 

@@ -1,6 +1,5 @@
 """A drain over an API that refuses, fails, or is behind."""
 
-import itertools
 import math
 
 import pytest
@@ -8,7 +7,9 @@ import pytest
 from mig_manager import errors
 from mig_manager.core.node import policies
 from mig_manager.reasons import Reason
+from tests.pipeline.drain.deployments import restart_always
 from tests.pipeline.drain.drains import (
+    DOOMED,
     FORBIDDEN,
     FORCE,
     PASSIVE,
@@ -177,14 +178,7 @@ def test_a_briefly_silent_api_does_not_end_the_drain(rig: NodeRig) -> None:
 @pytest.mark.parametrize("is_done", [True, False])
 def test_a_pod_whose_eviction_is_not_answered_counts_once(*, is_done: bool) -> None:
     rig = empty()
-    names = (f"daemon-{number}" for number in itertools.count())
-
-    def start_missing() -> None:
-        if not rig.pods:
-            gpu_pod(rig, next(names), owner_kind="ReplicaSet", owner_name="daemon")
-
-    start_missing()
-    rig.callbacks.add(moments.Wait, start_missing)
+    restart_always(rig, "daemon", [frozenset({DOOMED})], kind="ReplicaSet")
     unanswered = rig.lost_answers if is_done else rig.failures
     unanswered.add("workloads.evict", SILENT, when=lambda: is_done or 0 < rig.clock.now_s < 10)
 

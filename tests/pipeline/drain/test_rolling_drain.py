@@ -1,7 +1,6 @@
 """What PodDisruptionBudgets that grant a part of a drain's evictions make of it."""
 
 import dataclasses
-import itertools
 
 import pytest
 
@@ -9,7 +8,14 @@ from mig_manager import errors
 from mig_manager.core.node import policies
 from mig_manager.core.records import run_status
 from mig_manager.reasons import Reason
-from tests.pipeline.drain.deployments import CONFIG, Deployment, is_closed, node_with, try_once
+from tests.pipeline.drain.deployments import (
+    CONFIG,
+    Deployment,
+    is_closed,
+    node_with,
+    restart_always,
+    try_once,
+)
 from tests.rigs.node import agents, cluster_parts, ends, moments, nodes
 
 
@@ -78,28 +84,12 @@ def test_pods_that_tolerate_the_taint_are_evicted_once_more(kind: str, budget: i
     before = rig.gpus
     rig.disruptions.budgets.append(cluster_parts.Budget("web", "web", len(devices), budget))
     rig.policy = policies.Policy(is_forced=not budget)
-    names = (f"web-{number}" for number in itertools.count())
-
-    def start_missing() -> None:
-        # Kubelet admits the pods as long as the plugin runs.
-        used = rig.kubelet.devices_in_use
-        for device in devices:
-            if rig.gpus == before and device not in used:
-                rig.pods.add(
-                    next(names),
-                    devices=frozenset({device}),
-                    labels={"app": "web"},
-                    owner_kind=kind,
-                    owner_name="web-5d8",
-                )
-
-    start_missing()
-    rig.callbacks.add(moments.Wait, start_missing)
+    restart_always(rig, "web", (frozenset({device}) for device in devices), kind=kind)
 
     outcome = try_once(rig, agents.new_agent(rig, layouts=CONFIG))
 
     assert outcome.reason is Reason.PODS_RETURN
-    assert f"return to the node: {kind} default/web-5d8" in outcome.message
+    assert f"return to the node: {kind} default/web" in outcome.message
     assert not outcome.should_retry
     removed = rig.log.count("workloads.evict") + rig.log.count("workloads.delete")
     assert removed == 2 * (budget or len(devices))
@@ -109,15 +99,7 @@ def test_pods_that_tolerate_the_taint_are_evicted_once_more(kind: str, budget: i
 
 def test_a_later_attempt_remembers_the_pods_that_return() -> None:
     rig = nodes.node(layout="all-1g.5gb")
-    devices = frozenset(rig.gpus[0].mig_uuids)
-    names = (f"probe-{number}" for number in itertools.count())
-
-    def start_missing() -> None:
-        if not any(pod.owner_name for pod in rig.pods.values()):
-            rig.pods.add(next(names), devices=devices, owner_kind="DaemonSet", owner_name="probe")
-
-    start_missing()
-    rig.callbacks.add(moments.Wait, start_missing)
+    restart_always(rig, "probe", [frozenset(rig.gpus[0].mig_uuids)], kind="DaemonSet")
     rig.disruptions.refusals["probe-1"] = "not now"
     agent = agents.new_agent(rig, layouts=CONFIG)
 

@@ -23,6 +23,19 @@ def cut_in_half() -> tuple[node_rig.NodeRig, tuple[model.Gpu, ...]]:
     return rig, before
 
 
+def add_instance(
+    rig: node_rig.NodeRig, spec: model.GpuInstanceProfile, place: model.Placement
+) -> None:
+    """Let another program create a GPU instance on GPU 0."""
+    step = steps.CreateGpuInstance(
+        gpu_uuid=rig.gpus[0].uuid,
+        profile=spec.profile,
+        profile_id=spec.profile_id,
+        placement=place,
+    )
+    rig.gpus = (driver_rules.execute(rig.gpus[0], [step]), *rig.gpus[1:])
+
+
 def test_an_interrupted_change_is_undone_only_under_the_lock() -> None:
     rig, before = cut_in_half()
     lock = fakes.FakeLock(refusals=1)
@@ -52,13 +65,7 @@ def test_instance_that_the_interrupted_change_did_not_create_stays() -> None:
             for gi in rig.gpus[0].gpu_instances
         )
     )
-    foreign = steps.CreateGpuInstance(
-        gpu_uuid=rig.gpus[0].uuid,
-        profile=spec.profile,
-        profile_id=spec.profile_id,
-        placement=place,
-    )
-    rig.gpus = (driver_rules.execute(rig.gpus[0], [foreign]), *rig.gpus[1:])
+    add_instance(rig, spec, place)
     successor = agents.start(rig, None)
 
     assert place in {gi.placement for gi in rig.gpus[0].gpu_instances}
@@ -90,20 +97,7 @@ def test_instance_created_after_a_refused_rollback_stays() -> None:
     del rig.pods[uid]
     place = model.Placement(1, 1)
     spec = next(p for p in rig.gpus[0].profiles or () if p.profile == created.profile)
-    rig.gpus = (
-        driver_rules.execute(
-            rig.gpus[0],
-            [
-                steps.CreateGpuInstance(
-                    gpu_uuid=rig.gpus[0].uuid,
-                    profile=spec.profile,
-                    profile_id=spec.profile_id,
-                    placement=place,
-                )
-            ],
-        ),
-        *rig.gpus[1:],
-    )
+    add_instance(rig, spec, place)
 
     assert successor.restore_without_request()
 

@@ -3,12 +3,12 @@
 import dataclasses
 import json
 import math
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from mig_manager import errors, reasons
-from mig_manager.agent import outcomes
 from mig_manager.agent.drift import actions
 from mig_manager.core import gpu_processes, model
 from mig_manager.core.objects import well_known
@@ -47,6 +47,17 @@ def catch_up(rig: node_rig.NodeRig, agent: agents.AgentInMemory, most: int = 10)
         if not agent.capacity.next_in_s:
             agent.capacity.refresh()
     return pauses
+
+
+def first_check(
+    rig: node_rig.NodeRig, agent: agents.AgentInMemory, layout: str | None
+) -> Callable[[], object]:
+    """Serve a node with a request or without one; return what checks its GPUs at rest."""
+    if layout is None:
+        agent.restore_without_request()
+        return agent.check_without_request
+    outcome = agents.run(rig, layout, by=agent)
+    return lambda: agent.check_drift(layout, outcome)
 
 
 def use_changed(agent: agents.AgentInMemory) -> None:
@@ -293,19 +304,12 @@ def test_gpus_changed_at_rest_are_published_with_their_use(
 ) -> None:
     first = layout_table.rule_line("[0]", layout_table.counts_of("all-balanced"))
     agent = agents.new_agent(rig, layouts=f"{agents.CONFIG}  first:\n{first}\n")
-    outcome = agents.run(rig, layout, by=agent) if layout else agent.restore_without_request()
+    check = first_check(rig, agent, layout)
     backup = dict(rig.node_object.annotations)
-
-    def check() -> None:
-        if layout and isinstance(outcome, outcomes.Outcome):
-            assert agent.check_drift(layout, outcome) is actions.Action.REST
-        else:
-            agent.check_without_request()
-
     rig.gpus = gpu_values.without_instances(rig.gpus, 1)
     rig.register_devices()
     rig.pods.remove(rig.pods.uid_of("spared"))
-    check()
+    assert check() is actions.Action.REST
     before = patches(rig)
     check()
 
@@ -323,17 +327,14 @@ def test_gpus_that_cannot_be_observed_are_not_shown(
     rig: node_rig.NodeRig, layout: str | None
 ) -> None:
     agent = agents.new_agent(rig)
-    outcome = agents.run(rig, layout, by=agent) if layout else agent.restore_without_request()
+    check_gpus = first_check(rig, agent, layout)
     agent.capacity.follow(is_on_demand=True, has_changed=False)
     catch_up(rig, agent)
     keys = (well_known.GPUS_ANNOTATION, well_known.CAPACITY_ANNOTATION)
     before = {key: rig.node_object.annotations[key] for key in keys}
 
     def check() -> None:
-        if layout and isinstance(outcome, outcomes.Outcome):
-            agent.check_drift(layout, outcome)
-        else:
-            agent.check_without_request()
+        check_gpus()
         use_changed(agent)
         catch_up(rig, agent)
 

@@ -1,7 +1,6 @@
 """The agent's loop while a layout is requested; tests/process runs the whole process."""
 
 import contextlib
-import dataclasses
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -9,7 +8,6 @@ import pytest
 from mig_manager import errors
 from mig_manager.agent import intake
 from mig_manager.core import liveness, ports
-from mig_manager.core.layout import custom_layouts
 from mig_manager.reasons import Reason
 from tests.pipeline.requests import scripted_loop
 from tests.pipeline.requests.scripted_loop import Pipeline, pauses, serve
@@ -191,21 +189,3 @@ def test_run_is_alone_with_the_driver_and_a_pause_is_not() -> None:
     serve(pipeline, suspend_gpu_events=alone)
 
     assert calls == ["alone", "run", "not alone"] * 2
-
-
-def test_end_of_the_opt_in_makes_no_new_request() -> None:
-    custom = custom_layouts.CustomRequest(node_name="n", text="x", is_on_demand=True)
-    box = intake.Inbox()
-    box.put_label("custom", custom=custom)
-    request = box.next(0)
-    assert request
-
-    box.put_label("custom", custom=dataclasses.replace(custom, is_on_demand=False))
-    request.check()
-    box.put_label("custom", custom=dataclasses.replace(custom, text="y", is_on_demand=False))
-
-    following = box.next(request.generation)
-    assert following
-    assert following.request.custom == custom_layouts.CustomRequest(
-        node_name="n", text="y", is_on_demand=False
-    )

@@ -219,3 +219,14 @@ def test_a_node_that_becomes_on_demand_ends_a_run_that_may_evict(box: intake.Inb
 
     with pytest.raises(errors.Superseded):
         current.check()
+
+
+def test_a_node_that_is_no_longer_on_demand_makes_no_new_request(box: intake.Inbox) -> None:
+    box.put_label("custom", custom=custom_layout("one", is_on_demand=True))
+    current = latest(box)
+
+    box.put_label("custom", custom=custom_layout("one"))
+    current.check()
+    box.put_label("custom", custom=custom_layout("two"))
+
+    assert latest(box, current.generation).request.custom == custom_layout("two")

@@ -327,11 +327,9 @@ def test_a_node_whose_run_waits_offers_no_device_that_is_gone() -> None:
     rig = nodes.busy_node()
     rig.disruptions.refusals["affected"] = "budget"
     agent = agents.new_agent(rig)
-    first, second = rig.gpus
-    tampered = dataclasses.replace(second, gpu_instances=second.gpu_instances[:-1])
     rig.callbacks.add(
         moments.Call,
-        lambda: setattr(rig, "gpus", (first, tampered)),
+        lambda: tamper(rig, 1, "1g.5gb"),
         when=lambda: rig.clock.now_s > 5,
         times=1,
     )
@@ -346,10 +344,14 @@ def test_a_node_whose_run_waits_offers_no_device_that_is_gone() -> None:
     ends.assert_restored(rig)
 
 
-def test_a_node_that_waits_for_a_slot_offers_no_device_that_is_gone() -> None:
-    rig = nodes.busy_node()
+def deny_slot_for_minutes(rig: node_rig.NodeRig) -> None:
     denials = [slots.Denial(limit=1, changing=("b",))] * 200
     rig.slots = parts.Slots(are_limited=True, denials=denials)
+
+
+def test_a_node_that_waits_for_a_slot_offers_no_device_that_is_gone() -> None:
+    rig = nodes.busy_node()
+    deny_slot_for_minutes(rig)
     schedulable: list[bool] = []
 
     def compare() -> None:
@@ -367,10 +369,9 @@ def test_a_node_that_waits_for_a_slot_offers_no_device_that_is_gone() -> None:
 def test_a_plugin_that_keeps_a_device_is_restarted_once_for_a_request() -> None:
     rig = nodes.busy_node()
     rig.disruptions.refusals["affected"] = "budget"
-    denials = [slots.Denial(limit=1, changing=("b",))] * 200
-    rig.slots = parts.Slots(are_limited=True, denials=denials)
-    served, (first, second) = rig.kubelet.schedulable, rig.gpus
-    rig.gpus = (first, dataclasses.replace(second, gpu_instances=second.gpu_instances[:-1]))
+    deny_slot_for_minutes(rig)
+    served = rig.kubelet.schedulable
+    tamper(rig, 1, "1g.5gb")
     rig.callbacks.add(moments.Wait, lambda: setattr(rig.kubelet, "schedulable", served))
     agent = agents.new_agent(rig)
 
@@ -394,6 +395,5 @@ def test_an_unreadable_node_loses_no_outcome_and_ends_no_wait_for_a_slot() -> No
 
     rig.disruptions.refusals.clear()
     rig.node_object.labels.pop(well_known.STATE_LABEL)
-    denials = [slots.Denial(limit=1, changing=("b",))] * 200
-    rig.slots = parts.Slots(are_limited=True, denials=denials)
+    deny_slot_for_minutes(rig)
     assert agents.run(rig, "one-slice-changed").reason is Reason.APPLIED
