@@ -28,6 +28,8 @@ mig-configs:
 A100 = "2xA100-SXM4-40GB"
 MIXED = "1xA100-SXM4-40GB+1xH100-SXM5-80GB+1xA30+1xT4"
 CREATE = "nvmlDeviceCreateGpuInstance*"
+IN_VM = states.Options(virtualization=model.Virtualization.PASSTHROUGH)
+"""In a virtual machine a change of the mode waits for a reboot."""
 
 
 def node_with_layout(folder: pathlib.Path, spec: str) -> ShellNode:
@@ -188,8 +190,7 @@ def test_boot_completes_its_change_before_a_signal_ends_it(a100_node: ShellNode)
 def test_boot_keeps_a_mode_that_apply_left_to_the_reboot(
     options: list[str], tmp_path: pathlib.Path
 ) -> None:
-    in_vm = states.Options(virtualization=model.Virtualization.PASSTHROUGH)
-    node = ShellNode(tmp_path, A100, options=in_vm, active="off")
+    node = ShellNode(tmp_path, A100, options=IN_VM, active="off")
     status = 0 if options else 1
     assert node.run("apply", "small", *options).status == status
     node.state.reboot()
@@ -210,8 +211,7 @@ def test_boot_keeps_a_mode_that_apply_left_to_the_reboot(
 def test_boot_keeps_a_pending_mode_through_a_later_apply_for_another_gpu(
     tmp_path: pathlib.Path,
 ) -> None:
-    in_vm = states.Options(virtualization=model.Virtualization.PASSTHROUGH)
-    node = ShellNode(tmp_path, A100, layouts=LAYOUTS, options=in_vm)
+    node = ShellNode(tmp_path, A100, layouts=LAYOUTS, options=IN_VM)
     assert node.run("apply", "second", "-ms").status == 0
     node.state.reboot()
     assert node.run("apply", "second").status == 0
@@ -231,8 +231,7 @@ def test_boot_keeps_a_pending_mode_through_a_later_apply_for_another_gpu(
 def test_boot_restores_the_mode_of_a_gpu_beside_one_whose_mode_was_pending(
     tmp_path: pathlib.Path,
 ) -> None:
-    in_vm = states.Options(virtualization=model.Virtualization.PASSTHROUGH)
-    node = ShellNode(tmp_path, "1xA100-SXM4-40GB+1xH100-SXM5-80GB", layouts=LAYOUTS, options=in_vm)
+    node = ShellNode(tmp_path, "1xA100-SXM4-40GB+1xH100-SXM5-80GB", layouts=LAYOUTS, options=IN_VM)
     assert node.run("apply", "mixed", "-ms").status == 0
     node.state.reboot()
     assert [gpu.is_enabled for gpu in node.state.read().gpus] == [True, False]

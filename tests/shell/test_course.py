@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+from collections.abc import Callable
 
 import pytest
 
@@ -178,9 +179,12 @@ def _kill_a_second_change(node: shell_node.ShellNode) -> None:
     ],
 )
 def test_a_gpu_in_use_or_not_confirmed_is_refused(
-    node: shell_node.ShellNode, prepare: object, options: list[str], status: int, message: str
+    node: shell_node.ShellNode,
+    prepare: Callable[[shell_node.ShellNode], object],
+    options: list[str],
+    status: int,
+    message: str,
 ) -> None:
-    assert callable(prepare)
     prepare(node)
     before = node.geometry
 

@@ -26,10 +26,9 @@ def shown_by(node: ShellNode, *argv: str) -> list[str]:
 
 
 @pytest.mark.slow
-def test_apply_shows_each_step_and_leaves_no_line_of_it(tmp_path: pathlib.Path) -> None:
-    node = ShellNode(tmp_path, "2xA100-SXM4-40GB", active="before")
+def test_apply_shows_each_step_and_leaves_no_line_of_it(pair: ShellNode) -> None:
 
-    frames = shown_by(node, "apply", "requested")
+    frames = shown_by(pair, "apply", "requested")
 
     counted = [frame for frame in frames if " of " in frame]
     total = int(counted[0].split()[2])
@@ -39,8 +38,7 @@ def test_apply_shows_each_step_and_leaves_no_line_of_it(tmp_path: pathlib.Path) 
 
 
 @pytest.mark.slow
-def test_restore_shows_its_steps(tmp_path: pathlib.Path) -> None:
-    node = ShellNode(tmp_path, "1xA100-SXM4-40GB", active="before")
+def test_restore_shows_its_steps(node: ShellNode, tmp_path: pathlib.Path) -> None:
     file = str(tmp_path / "checkpoint.json")
     assert node.run("checkpoint", "-f", file).status == 0
     assert node.run("apply", "requested").status == 0
@@ -49,10 +47,8 @@ def test_restore_shows_its_steps(tmp_path: pathlib.Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_pipe_gets_no_progress(tmp_path: pathlib.Path) -> None:
-    answer = ShellNode(tmp_path, "1xA100-SXM4-40GB", active="before").run_process(
-        "apply", "requested"
-    )
+def test_a_pipe_gets_no_progress(node: ShellNode) -> None:
+    answer = node.run_process("apply", "requested")
 
     assert answer.status == 0
     assert "\x1b" not in answer.err

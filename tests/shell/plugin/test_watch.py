@@ -18,7 +18,6 @@ from tests.rigs.shell import commandline, plugin_rig
 from tests.shell import terminal
 
 _MODULE = "mig_manager.kubectl"
-_REQUESTED = r"jsonpath={.metadata.labels.nvidia\.com/mig\.config}"
 
 
 def watch(
@@ -27,11 +26,33 @@ def watch(
     return commandline.start(["status", "-w", *names], user.environment, module=_MODULE)
 
 
-def top(
-    user: plugin_rig.KubectlUser, *words: str
-) -> contextlib.AbstractContextManager[terminal.Session]:
+@contextlib.contextmanager
+def top(user: plugin_rig.KubectlUser, *words: str) -> Iterator[terminal.Session]:
+    """Show the view, and quit it after the body."""
     argv = ["top", "--color=never", *words]
-    return terminal.open_session(argv, columns=100, environ=user.environment, module=_MODULE)
+    with terminal.open_session(
+        argv, columns=100, environ=user.environment, module=_MODULE
+    ) as session:
+        yield session
+        session.type("q")
+        assert session.end() == 0
+
+
+def plan(session: terminal.Session, layout: str, keys: str = "") -> None:
+    """Have a layout planned for the selected node; these keys lead to it in the list."""
+    session.type("l")
+    session.read_until("> all-disabled")
+    if keys:
+        session.type(keys)
+        session.read_until(f"> {layout}")
+    session.type("\r")
+    session.read_until("y request it")
+
+
+def requested_layout(user: plugin_rig.KubectlUser) -> str:
+    """Return the layout that is requested for the node that lists its layouts."""
+    path = r"jsonpath={.metadata.labels.nvidia\.com/mig\.config}"
+    return user.kubectl("get", "node", "gpu-8", "-o", path).out
 
 
 @pytest.mark.parametrize(
@@ -58,9 +79,6 @@ def test_view_shows_the_nodes_until_q(
         argv, columns=120, rows=500, environ=five_node_cluster.environment, module=_MODULE
     ) as session:
         session.read_until(rf"{pattern}[\s\S]*q quits")
-        session.type("q")
-
-        assert session.end() == 0
         assert ("WHAT" in session.shown) is has_history
 
 
@@ -166,22 +184,11 @@ def test_top_requests_a_layout_by_keys_after_its_plan(
         session.read_until("> gpu-8")
         session.type("\r")
         session.read_until(r"2g.10gb[\s\S]*Esc back")
-        session.type("l")
-        session.read_until("> all-disabled")
-        session.type("j")
-        session.read_until("> all-1g.5gb")
-        session.type("\r")
-        session.read_until(r"then[\s\S]*y request it")
-        assert (
-            five_node_cluster.kubectl("get", "node", "gpu-8", "-o", _REQUESTED).out
-            == "all-balanced"
-        )
+        plan(session, "all-1g.5gb", "j")
+        assert requested_layout(five_node_cluster) == "all-balanced"
         session.type("y")
         session.read_until("Requested all-1g.5gb for gpu-8")
-        session.type("q")
-
-        assert session.end() == 0
-    assert five_node_cluster.kubectl("get", "node", "gpu-8", "-o", _REQUESTED).out == "all-1g.5gb"
+    assert requested_layout(five_node_cluster) == "all-1g.5gb"
 
 
 @pytest.mark.slow
@@ -195,18 +202,12 @@ def test_top_leaves_a_node_that_changed_and_is_not_selected(
         )
     with top(five_node_cluster, "-l", "pool=top") as session:
         session.read_until("> gpu-8")
-        session.type("l")
-        session.read_until("> all-disabled")
-        session.type("\r")
-        session.read_until("y request it")
+        plan(session, "all-disabled")
         five_node_cluster.server.merge(
             kinds.NODES, "gpu-8", {"metadata": {"labels": {"pool": None}}}
         )
         session.type("y")
         session.read_until(r"> gpu-9[\s\S]*gpu-8 has changed since it was planned")
-        session.type("q")
-
-        assert session.end() == 0
 
 
 @pytest.mark.slow
@@ -218,26 +219,15 @@ def test_top_plans_again_if_the_node_has_changed(
     disabled = plugin_rig.node("gpu-8", gpus=gpus, requested="all-disabled")
     with top(five_node_cluster, "gpu-9", "gpu-8") as session:
         session.read_until("> gpu-8")
-        session.type("l")
-        session.read_until("> all-disabled")
-        session.type("j")
-        session.read_until("> all-1g.5gb")
-        session.type("\r")
-        session.read_until(r"then[\s\S]*y request it")
+        plan(session, "all-1g.5gb", "j")
         five_node_cluster.server.merge(kinds.NODES, "gpu-8", {"metadata": disabled["metadata"]})
         five_node_cluster.server.store.remove(("nodes", "", "gpu-9"))
         session.read_until(r'"gpu-9" not found')  # the screen is refreshed
         session.type("y")
         session.read_until("gpu-8 has changed since it was planned; nothing was requested")
-        assert (
-            five_node_cluster.kubectl("get", "node", "gpu-8", "-o", _REQUESTED).out
-            == "all-disabled"
-        )
+        assert requested_layout(five_node_cluster) == "all-disabled"
         session.type("y")
         session.read_until("Requested all-1g.5gb for gpu-8")
-        session.type("q")
-
-        assert session.end() == 0
 
 
 @pytest.mark.slow
@@ -254,20 +244,10 @@ def test_top_says_why_it_requests_nothing(
 ) -> None:
     with top(five_node_cluster, "gpu-8") as session:
         session.read_until("> gpu-8")
-        session.type("l")
-        session.read_until("> all-disabled")
-        session.type(keys)
-        session.read_until(f"> {layout}")
-        session.type("\r")
-        session.read_until("y request it")
+        plan(session, layout, keys)
         session.type("y")
         session.read_until(outcome)
-        session.type("q")
-
-        assert session.end() == 0
-    assert (
-        five_node_cluster.kubectl("get", "node", "gpu-8", "-o", _REQUESTED).out == "all-balanced"
-    )
+    assert requested_layout(five_node_cluster) == "all-balanced"
 
 
 def test_top_names_a_node_whose_agent_lists_no_layouts(
@@ -277,6 +257,3 @@ def test_top_names_a_node_whose_agent_lists_no_layouts(
         session.read_until("> gpu-1")
         session.type("l")
         session.read_until("the agent of gpu-1 lists no layouts")
-        session.type("q")
-
-        assert session.end() == 0
