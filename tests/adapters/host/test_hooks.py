@@ -192,13 +192,7 @@ def test_an_error_of_the_check_kills_the_hook_with_its_children(rig: HooksRig) -
     waiting.until(lambda: processes.is_dead(child_of(rig)), "the end of the child")
 
 
-def test_the_current_hooks_file_is_parsed(rig: HooksRig) -> None:
-    with pytest.raises(errors.ConfigError, match="cannot read"):
-        rig.port.read()
-    rig.file.write_text("hooks: {apply-exit: [{command: /x}]}", encoding="utf-8")
-
-    (hook,) = rig.port.read()[Point.APPLY_EXIT]
-    assert (hook.command, hook.location.source) == ("/x", str(rig.file))
+def test_hooks_have_given_variables_and_one_with_the_name_of_their_file(rig: HooksRig) -> None:
     assert rig.port.variables == {
         "MIG_PARTED_CONFIG_FILE": "c.yaml",
         "MIG_PARTED_HOOKS_FILE": str(rig.file),

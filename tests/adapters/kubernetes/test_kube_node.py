@@ -12,7 +12,7 @@ import structlog.testing
 from mig_manager import errors, reasons
 from mig_manager.adapters.kubernetes import api, kube_node
 from mig_manager.core.objects import node_object, well_known
-from mig_manager.core.records import gpu_recovery, readiness
+from mig_manager.core.records import readiness
 from mig_manager.sandbox.apiserver import kinds
 from testkit import apiserver
 from tests.rigs import api_objects
@@ -169,28 +169,6 @@ def test_update_of_a_known_node_sends_one_request_with_differences(rig: KubeNode
         assert rig.stored_node() == stored
 
 
-def test_a_concurrent_write_leads_to_a_new_decision_and_is_kept(rig: KubeNodeRig) -> None:
-    rig.node_port.read()
-
-    def write(thing: dict[str, Any]) -> None:
-        thing["metadata"]["labels"]["x"] = "theirs"
-        thing["spec"]["taints"].append(RIVAL)
-
-    rig.kube.before_patch = lambda: rig.change(write)
-    decided: list[str | None] = []
-
-    def decide(view: node_object.NodeView) -> node_object.NodePatch:
-        decided.append(view.labels.get("x"))
-        labels = {} if decided[-1] else {"x": "ours"}
-        return node_object.NodePatch(labels=labels, reconfiguring_taint=True)
-
-    node_view = rig.node_port.update(decide)
-
-    assert decided == [None, "theirs"]
-    assert node_view.labels["x"] == "theirs"
-    assert rig.stored_node()["spec"]["taints"] == [OTHER, RIVAL, api_objects.RECONFIGURING_TAINT]
-
-
 def test_an_update_outlasts_a_storm_of_other_writes(rig: KubeNodeRig) -> None:
     writes = itertools.count()
 
@@ -232,32 +210,15 @@ def test_a_patch_whose_response_was_lost_is_applied_once(rig: KubeNodeRig) -> No
 
 
 def test_withdrawn_devices_are_not_allocatable_and_the_status_stays(rig: KubeNodeRig) -> None:
-    rig.node_port.withdraw_devices()
+    shared = "nvidia.com/gpu.shared"
+    rig.change(lambda thing: thing["status"]["allocatable"].update({shared: "4"}))
 
-    none = {"nvidia.com/gpu": "0", "nvidia.com/mig-1g.10gb": "0"}
+    for _ in range(2):
+        rig.node_port.withdraw_devices()
+
+    none = dict.fromkeys((shared, "nvidia.com/gpu", "nvidia.com/mig-1g.10gb"), "0")
     assert rig.stored_node()["status"] == {"allocatable": {"cpu": "63500m"} | none}
-    rig.node_port.withdraw_devices()
     assert rig.server.log.count("patch", "nodes/status") == 1
-
-
-def test_devices_of_other_plugins_stay_allocatable(rig: KubeNodeRig) -> None:
-    devices = {"nvidia.com/hostdev": "8", "nvidia.com/gpu.shared": "4"}
-    rig.change(lambda thing: thing.update(status={"allocatable": devices}))
-
-    rig.node_port.withdraw_devices()
-
-    allocatable = rig.stored_node()["status"]["allocatable"]
-    assert allocatable["nvidia.com/hostdev"] == "8"
-    assert allocatable["nvidia.com/gpu.shared"] == "0"
-
-
-def test_reported_devices_are_allocatable_and_have_capacity(rig: KubeNodeRig) -> None:
-    rig.node_port.report_devices({"nvidia.com/mig-1g.10gb": 2, "nvidia.com/gpu": 0})
-
-    status = rig.stored_node()["status"]
-    assert status["capacity"] == {"nvidia.com/mig-1g.10gb": "2"}
-    assert status["allocatable"]["nvidia.com/mig-1g.10gb"] == "2"
-    assert status["allocatable"]["nvidia.com/gpu"] == "0"
 
 
 def test_devices_are_reported_by_one_request_where_that_is_forbidden(rig: KubeNodeRig) -> None:
@@ -265,17 +226,6 @@ def test_devices_are_reported_by_one_request_where_that_is_forbidden(rig: KubeNo
     for _ in range(3):
         rig.node_port.report_devices({"nvidia.com/gpu": 8})
     assert rig.server.log.count("patch", "nodes/status") == 1
-
-
-def test_removed_resources_are_neither_in_capacity_nor_allocatable(rig: KubeNodeRig) -> None:
-    both = {"cpu": "64", "nvidia.com/mig-1g.10gb": "7", "nvidia.com/mig-3g.20gb": "4"}
-    status = {"capacity": both, "allocatable": dict(both)}
-    rig.change(lambda thing: thing.update(status=status))
-
-    node_view = rig.node_port.remove_resources(["nvidia.com/mig-3g.20gb"])
-
-    assert node_view.capacity == node_view.allocatable == {"nvidia.com/mig-1g.10gb": 7}
-    assert rig.stored_node()["status"]["capacity"] == {"cpu": "64", "nvidia.com/mig-1g.10gb": "7"}
 
 
 READY = readiness.Condition(is_true=True, reason="LayoutVerified", message="yes")
@@ -364,17 +314,6 @@ def test_unwritten_condition_is_written_later_unless_outdated(rig: KubeNodeRig) 
 NEEDED = readiness.Condition(
     type="GpuRecoveryNeeded", is_true=True, reason="GpuReset", message="GPU 0 needs a reset"
 )
-
-
-def test_a_healthy_node_gets_a_condition_about_recovery_only_after_a_fault(
-    rig: KubeNodeRig,
-) -> None:
-    rig.with_conditions(KUBELETS)
-    for condition in (gpu_recovery.NONE_NEEDED, NEEDED, gpu_recovery.NONE_NEEDED):
-        rig.node_port.set_condition(condition)
-    (_, recovery) = rig.stored_node()["status"]["conditions"]
-    assert (recovery["type"], recovery["status"]) == ("GpuRecoveryNeeded", "False")
-    assert rig.server.log.count("patch", "nodes/status") == 2
 
 
 def test_both_conditions_are_written_once_a_refusal_has_passed(rig: KubeNodeRig) -> None:

@@ -181,17 +181,6 @@ def check(node: WorkerNode, function: str, act: Act) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("act", "function"), [(observe, "nvmlInitWithFlags"), (execute, "nvmlGpuInstanceDestroy")]
-)
-@with_one_gpu
-def test_a_function_that_hangs_is_named_and_nothing_is_left(
-    act: Act, function: str, node: WorkerNode
-) -> None:
-    check(node, function, act)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(("act", "at_least"), [(observe, 23), (execute, 20), (find_users, 15)])
 @with_one_gpu
 def test_each_function_that_hangs_is_named_and_nothing_is_left(

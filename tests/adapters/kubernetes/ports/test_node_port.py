@@ -91,7 +91,7 @@ def test_withdrawn_devices_are_reported_again_and_others_stay(rig: Rig) -> None:
     assert rig.node.read().capacity == port_rigs.DEVICES
 
     small = well_known.RESOURCE_PREFIX + "mig-1g.5gb"
-    rig.node.report_devices({small: 7})
+    rig.node.report_devices({small: 7, GPU: 0})
     assert rig.node.read().allocatable == {GPU: 0, OTHER: 4, small: 7}
     assert rig.node.read().capacity == {**port_rigs.DEVICES, small: 7}
 
