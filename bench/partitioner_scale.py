@@ -35,7 +35,12 @@ from mig_manager.core.objects import well_known
 from mig_manager.core.partitioning import decider, demand
 from mig_manager.core.partitioning.batch import arrivals
 from mig_manager.core.partitioning.decision import decisions, past_decisions
-from mig_manager.core.partitioning.nodes import node_index, node_requests, own_clock, partitioned
+from mig_manager.core.partitioning.nodes import (
+    node_index,
+    node_requests,
+    own_clock,
+    partitioned_nodes,
+)
 from mig_manager.core.records import capacity, inventory_codec
 
 _PRODUCT = "A100-SXM4-40GB"
@@ -191,7 +196,7 @@ class WatchedObjects:
         self._objects = objects
         self.read_s = 0.0
         self.bytes = 0
-        self.nodes: dict[str, partitioned.PartitionedNode] = {}
+        self.nodes: dict[str, partitioned_nodes.PartitionedNode] = {}
         self.bound: dict[str, list[demand.BoundPod]] = {}
         self.requests = node_requests.Requests()
         self.pending: list[demand.Pending] = []
@@ -208,7 +213,7 @@ class WatchedObjects:
         self.bytes += sum(map(len, item["metadata"]["annotations"].values()))
         text = json.dumps(item)
         began_s = time.process_time()
-        node = partitioned.parse(json.loads(text))
+        node = partitioned_nodes.parse(json.loads(text))
         assert node is not None  # noqa: S101 - a bench
         self.nodes[node.name] = node
         for before in self.bound.get(node.name, ()):

@@ -16,7 +16,7 @@ from typing import Any
 
 from bench import partitioner_scale
 from mig_manager.core.fleet import fleet_nodes, goals, marks, rollout
-from mig_manager.core.layout import layout_list, served
+from mig_manager.core.layout import available_layouts, layout_list
 from mig_manager.core.objects import well_known
 from mig_manager.core.records import inventory_codec, run_status
 
@@ -84,7 +84,7 @@ def _sizes(item: partitioner_scale.Object) -> dict[str, int]:
     """Return the sizes of the agents' largest annotations on one node."""
     annotations = item["metadata"]["annotations"]
     gpus = inventory_codec.from_json(annotations[well_known.GPUS_ANNOTATION])
-    entries = [*map(layout_list.Entry.of, served.generate(gpus).values())]
+    entries = [*map(layout_list.Entry.of, available_layouts.generate(gpus).values())]
     annotations[well_known.LAYOUTS_ANNOTATION] = layout_list.to_json(entries, takes_custom=True)
     return {name: len(text) for name, text in annotations.items()}
 

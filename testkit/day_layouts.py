@@ -13,7 +13,7 @@ from mig_manager.core import model, profile_name
 from mig_manager.core.layout import generator
 from mig_manager.core.node.devices import resources
 from mig_manager.core.partitioning import demand
-from mig_manager.core.partitioning.nodes import partitioned
+from mig_manager.core.partitioning.nodes import partitioned_nodes
 from mig_manager.partitioner.replay import simulated_cluster, simulated_node
 from testkit import day
 
@@ -138,7 +138,7 @@ def cluster(
     product: str = day.PRODUCT,
 ) -> simulated_cluster.SimulatedCluster:
     """Return a cluster whose GPUs have these layouts, node by node."""
-    nodes: list[partitioned.PartitionedNode] = []
+    nodes: list[partitioned_nodes.PartitionedNode] = []
     for first in range(0, len(layouts), day.GPUS_EACH):
         name = f"node-{len(nodes):04}"
         gpus = tuple(
@@ -146,14 +146,14 @@ def cluster(
             for index, counts in enumerate(layouts[first : first + day.GPUS_EACH])
         )
         nodes.append(
-            partitioned.PartitionedNode(
+            partitioned_nodes.PartitionedNode(
                 name=name,
                 version="",
                 labels={},
                 taints=(),
                 is_opted_in=True,
                 gpus=gpus,
-                supply=partitioned.Supply(allocatable=(("pods", 999),)),
+                supply=partitioned_nodes.Supply(allocatable=(("pods", 999),)),
             )
         )
     return simulated_cluster.SimulatedCluster(

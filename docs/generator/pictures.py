@@ -17,8 +17,8 @@ from mig_manager.catalogue import hardware
 from mig_manager.core import timestamps
 from mig_manager.core.display import bar
 from mig_manager.core.fleet import fleet_nodes, node_reports, overview
+from mig_manager.core.layout import available_layouts
 from mig_manager.core.layout import config as layouts
-from mig_manager.core.layout import served
 from mig_manager.core.objects import pod_object, well_known
 from mig_manager.core.records import inventory_codec
 
@@ -91,7 +91,7 @@ def top() -> str:
     def node(
         name: str, layout: str, requested: str = "", **run_status: str
     ) -> node_reports.NodeReport:
-        (fit,) = served.fitting([document.layout(layout)], idle)
+        (fit,) = available_layouts.fitting([document.layout(layout)], idle)
         run = {"config": requested or layout, "phase": "Done", "startedAt": _AT, **run_status}
         item = {
             "metadata": {

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from mig_manager import errors, reasons
-from mig_manager.change import apply, local, local_journal, transaction
+from mig_manager.change import applying, local, local_journal, transaction
 from mig_manager.core import model
 from mig_manager.core.layout import layouts, plans
 from mig_manager.core.planner import planner
@@ -86,7 +86,7 @@ def boot(
             if saved is not None:
                 return _restore(deps, saved, resets_faulty=resets_faulty)
             if fallback is not None:
-                applied = apply.apply(deps, fallback, is_locked=True)
+                applied = applying.apply(deps, fallback, is_locked=True)
                 return Restored(
                     layout=applied.layout,
                     is_fallback=True,

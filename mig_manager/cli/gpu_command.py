@@ -11,7 +11,7 @@ from mig_manager.cli import gpu_access, gpu_settings
 from mig_manager.cli.toolkit import console, gpu_text
 from mig_manager.core import messages, model
 from mig_manager.core.files import yaml_diagnostics
-from mig_manager.core.layout import layout_documents, layouts, plans, served
+from mig_manager.core.layout import available_layouts, layout_documents, layouts, plans
 from mig_manager.core.planner import vgpus
 from mig_manager.core.settings import node_settings
 
@@ -47,7 +47,7 @@ class GpuCommand(gpu_access.CommandAdapters):
         """
         settings = self.settings
         if settings.pods_layouts and settings.layouts:
-            layout, warnings = served.find(
+            layout, warnings = available_layouts.find(
                 settings.layouts[0],
                 self._read_of_pod,
                 settings.pods_layouts,
@@ -83,14 +83,16 @@ class GpuCommand(gpu_access.CommandAdapters):
 
     def _fitting(self, source: layout_documents.Document) -> Sequence[str]:
         """Return the layouts that fit this machine's GPUs, or all if none is known to fit."""
-        fits = (served.fitting(source.layouts.values(), gpus) for gpus in self._nodes())
+        fits = (available_layouts.fitting(source.layouts.values(), gpus) for gpus in self._nodes())
         return [fit.layout.name for fit in itertools.chain(*fits)] or list(source.layouts)
 
     def _generate(self, name: str, source: layout_documents.Document) -> layouts.Layout:
         """Generate a layout that the built-in file lacks, for this machine's GPUs."""
         nodes = self._nodes()
         for gpus in nodes:
-            source = served.merge(source, served.generate(gpus), is_default=False)
+            source = available_layouts.merge(
+                source, available_layouts.generate(gpus), is_default=False
+            )
         return source.layout(name, nodes)
 
     def _nodes(self) -> Sequence[model.ObservedGpus]:

@@ -6,8 +6,8 @@ import structlog
 
 from mig_manager import errors
 from mig_manager.core import model
-from mig_manager.core.layout import layout_documents, served
-from mig_manager.core.partitioning.nodes import partitioned
+from mig_manager.core.layout import available_layouts, layout_documents
+from mig_manager.core.partitioning.nodes import partitioned_nodes
 
 Base = Mapping[str, model.DesiredGpu]  # instances of a node's GPUs, by UUID
 
@@ -24,7 +24,7 @@ class BaseLayouts:
         self._bases: dict[str, tuple[tuple[model.Gpu, ...], Base]] = {}
         """By node: its GPUs, and the base layout on them."""
 
-    def of(self, nodes: Iterable[partitioned.PartitionedNode]) -> Mapping[str, Base]:
+    def of(self, nodes: Iterable[partitioned_nodes.PartitionedNode]) -> Mapping[str, Base]:
         """Return the base layout for every opted-in node; empty if it does not fit."""
         before, self._bases = self._bases, {}
         for node in nodes if self._name else ():
@@ -34,9 +34,9 @@ class BaseLayouts:
                 self._bases[node.name] = node.gpus, base if is_same else self._base(node)
         return {name: base for name, (_, base) in self._bases.items()}
 
-    def _base(self, node: partitioned.PartitionedNode) -> Base:
+    def _base(self, node: partitioned_nodes.PartitionedNode) -> Base:
         try:
-            return served.desired_gpus(self._name or "", self._document, node.gpus)
+            return available_layouts.desired_gpus(self._name or "", self._document, node.gpus)
         except errors.LayoutError as error:
             _log.warning("base_layout_does_not_fit", node=node.name, detail=error.message)
             return {}

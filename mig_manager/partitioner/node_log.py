@@ -6,7 +6,7 @@ from collections.abc import Iterable
 import structlog
 
 from mig_manager.core.partitioning.decision import decisions, past_decisions
-from mig_manager.core.partitioning.nodes import partitioned
+from mig_manager.core.partitioning.nodes import partitioned_nodes
 from mig_manager.partitioner import metrics
 
 _log = structlog.get_logger()
@@ -26,7 +26,7 @@ class NodeLog:
         """Opted-in nodes that rested after a change while pods were pending."""
         self._telemetry.resting.set(0)
 
-    def report_unusable(self, nodes: Iterable[partitioned.PartitionedNode]) -> None:
+    def report_unusable(self, nodes: Iterable[partitioned_nodes.PartitionedNode]) -> None:
         """Log new reasons why opted-in nodes are unusable."""
         unusable = {
             node.name: node.unusable
@@ -40,7 +40,7 @@ class NodeLog:
 
     def report_resting(
         self,
-        nodes: Iterable[partitioned.PartitionedNode],
+        nodes: Iterable[partitioned_nodes.PartitionedNode],
         history: past_decisions.History,
         now: dt.datetime,
         *,

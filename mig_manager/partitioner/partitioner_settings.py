@@ -12,7 +12,7 @@ from mig_manager.core import model, profile_name
 from mig_manager.core.fleet import node_amounts
 from mig_manager.core.objects import lease, selectors
 from mig_manager.core.partitioning.decision import decisions
-from mig_manager.core.partitioning.nodes import partitioned
+from mig_manager.core.partitioning.nodes import partitioned_nodes
 from mig_manager.core.settings import node_settings, options
 from mig_manager.partitioner.replay import simulated_cluster
 
@@ -223,7 +223,7 @@ class PartitionerSettings:
     )
     limits: decisions.PartitionerLimits
 
-    def selects(self, node: partitioned.PartitionedNode) -> bool:
+    def selects(self, node: partitioned_nodes.PartitionedNode) -> bool:
         """Return whether the selector matches a node."""
         return all(each.matches(node.labels) for each in self.node_selector)
 

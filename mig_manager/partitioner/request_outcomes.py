@@ -9,7 +9,7 @@ from mig_manager.core import messages, timing
 from mig_manager.core.objects import well_known
 from mig_manager.core.partitioning import breaker
 from mig_manager.core.partitioning.decision import changes
-from mig_manager.core.partitioning.nodes import partitioned
+from mig_manager.core.partitioning.nodes import partitioned_nodes
 from mig_manager.partitioner import announcer, metrics
 
 _AVOID_S = 240.0
@@ -73,7 +73,7 @@ class RequestOutcomes:
             return 0
         return self._circuit.allowance(len(self._awaited), now_s=now_s)
 
-    def follow(self, nodes: Sequence[partitioned.PartitionedNode], now: dt.datetime) -> None:
+    def follow(self, nodes: Sequence[partitioned_nodes.PartitionedNode], now: dt.datetime) -> None:
         """Count the outcomes of requests, and follow a former leader's requests."""
         opted_in = [node for node in nodes if node.is_opted_in]
         changing = {node.name for node in opted_in if node.is_changing}
@@ -102,7 +102,7 @@ class RequestOutcomes:
             self._leads_since_s = self._clock.monotonic()
         self._inherited &= changing
 
-    def _stop_or_resume(self, answered: Sequence[partitioned.PartitionedNode]) -> None:
+    def _stop_or_resume(self, answered: Sequence[partitioned_nodes.PartitionedNode]) -> None:
         """Stop requests if agents failed too many, and resume them after a success."""
         failed = sorted(node.name for node in answered if node.agent.failed_hash)
         before = self._circuit

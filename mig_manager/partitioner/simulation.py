@@ -14,7 +14,7 @@ from mig_manager.core.files import json_text
 from mig_manager.core.objects import well_known
 from mig_manager.core.partitioning import decider, demand
 from mig_manager.core.partitioning.decision import decisions, past_decisions
-from mig_manager.core.partitioning.nodes import node_index, node_requests, partitioned
+from mig_manager.core.partitioning.nodes import node_index, node_requests, partitioned_nodes
 
 _NO_NODE = (
     "No node of the file is opted in, or --node-selector leaves it out. Opt nodes in with "
@@ -27,7 +27,7 @@ _NO_NODE = (
 class NodeResult:
     """The simulated change of one opted-in node."""
 
-    node: partitioned.PartitionedNode
+    node: partitioned_nodes.PartitionedNode
     change: decisions.NodeChange | None
 
     def to_data(self) -> partitioner_answers.SimulatedNode:
@@ -94,7 +94,7 @@ def pod_list(title: str, rows: Iterable[tuple[str, str]], style: bar.Style) -> s
 
 
 def simulate(
-    nodes: Sequence[partitioned.PartitionedNode],
+    nodes: Sequence[partitioned_nodes.PartitionedNode],
     pods: Iterable[Mapping[str, Any]],
     limits: decisions.PartitionerLimits,
     *,
@@ -126,15 +126,15 @@ def simulate(
 
 
 def nodes_of(
-    text: str, selects: Callable[[partitioned.PartitionedNode], bool]
-) -> tuple[partitioned.PartitionedNode, ...]:
+    text: str, selects: Callable[[partitioned_nodes.PartitionedNode], bool]
+) -> tuple[partitioned_nodes.PartitionedNode, ...]:
     """Parse the output of ``kubectl get nodes -o json``; nodes not selected are not opted in.
 
     Raises:
         UsageError: The text is not a list of nodes.
         ClusterError: A node is malformed.
     """
-    nodes = filter(None, map(partitioned.parse, items(text, "Node")))
+    nodes = filter(None, map(partitioned_nodes.parse, items(text, "Node")))
     return tuple(
         node if selects(node) else dataclasses.replace(node, is_opted_in=False) for node in nodes
     )

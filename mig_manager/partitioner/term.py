@@ -17,7 +17,7 @@ from mig_manager.core import timing
 from mig_manager.core.layout import layout_documents
 from mig_manager.core.partitioning import decider, demand
 from mig_manager.core.partitioning.decision import decisions, past_decisions
-from mig_manager.core.partitioning.nodes import node_index, own_clock, partitioned
+from mig_manager.core.partitioning.nodes import node_index, own_clock, partitioned_nodes
 from mig_manager.partitioner import (
     announcer,
     base_layouts,
@@ -146,7 +146,7 @@ class Term:
 
     def _nodes_and_pending(
         self, now: dt.datetime
-    ) -> tuple[tuple[partitioned.PartitionedNode, ...], tuple[demand.Pending, ...]]:
+    ) -> tuple[tuple[partitioned_nodes.PartitionedNode, ...], tuple[demand.Pending, ...]]:
         """Return the nodes with their pods' requests, and the pending pods."""
         self._waits.measure(self._cluster.bound(self._waits.served), now)
         pending = self._waits.with_times(self._cluster.pending(), now)
@@ -157,8 +157,8 @@ class Term:
         return tuple(self._restrict(node, avoided.get(node.name, "")) for node in dated), pending
 
     def _restrict(
-        self, node: partitioned.PartitionedNode, avoided: str
-    ) -> partitioned.PartitionedNode:
+        self, node: partitioned_nodes.PartitionedNode, avoided: str
+    ) -> partitioned_nodes.PartitionedNode:
         """Mark a node that the partitioner must not change."""
         if node.is_opted_in and not self._settings.selects(node):
             return dataclasses.replace(node, is_opted_in=False)
@@ -173,7 +173,7 @@ class Term:
 
     def _report_recommendations(
         self,
-        nodes: Iterable[partitioned.PartitionedNode],
+        nodes: Iterable[partitioned_nodes.PartitionedNode],
         pending: Iterable[demand.Pending],
     ) -> None:
         """Count how long pods wait without the recommended changes, and report that at times."""

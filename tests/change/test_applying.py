@@ -5,8 +5,7 @@ import dataclasses
 import pytest
 
 from mig_manager import errors, reasons
-from mig_manager.change import apply as applying
-from mig_manager.change import transaction
+from mig_manager.change import applying, transaction
 from mig_manager.core import steps, timing
 from tests.rigs.node import fakes
 from tests.rigs.node.local_rig import IN_USE, LocalRig

@@ -8,7 +8,7 @@ import pytest
 
 from mig_manager import errors, reasons
 from mig_manager.catalogue import hardware
-from mig_manager.change import apply, boot
+from mig_manager.change import applying, boot
 from mig_manager.core import model, steps
 from tests.rigs.node import gpu_values, local_rig, moments, nvml_rig, samples
 from tests.rigs.node.local_rig import BootRig
@@ -334,7 +334,7 @@ def test_gpus_in_use_are_awaited_together_and_a_lost_one_is_reported_once(
     owner = local_rig.LocalRig("off")
     with nvml_rig.booted(tmp_path / "state", f"5x{product}", in_use_timeout_s=30.0) as rig:
         deps = dataclasses.replace(owner.deps, gpus=rig.gpus, clock=rig.clock, idle_timeout_s=30.0)
-        apply.apply(deps, lambda: local_rig.LAYOUTS.layout(layout))
+        applying.apply(deps, lambda: local_rig.LAYOUTS.layout(layout))
         before = rig.gpus.observe()
         rig.state.reboot()
         for gpu in before[:3]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from mig_manager import errors, reasons
-from mig_manager.change import apply, hook_points, pod_use
+from mig_manager.change import applying, hook_points, pod_use
 from mig_manager.core import model, ports, steps
 from mig_manager.core.files import checkpoint
 from tests.rigs.node import fake_cluster, fake_host, local_rig, moments, nodes, samples
@@ -380,7 +380,7 @@ def test_devices_of_pods_are_kept_before_hooks_unless_the_command_waits(
     deps = dataclasses.replace(rig.deps, idle_timeout_s=idle_timeout_s)
 
     with pytest.raises(errors.GpuInUseError, match=r"default/train.*; nothing was changed"):
-        apply.apply(deps, lambda: rig.layouts.layout("requested"))
+        applying.apply(deps, lambda: rig.layouts.layout("requested"))
 
     assert rig.history[:1] == history
     assert rig.geometry == rig.before
@@ -408,7 +408,7 @@ def apply_while_kubelet_stops(
         return fake_cluster.FakeAllocations(rig) if has_answer else None
 
     deps = dataclasses.replace(rig.deps, pods=pod_use.PodUse(kubelet=kubelet))
-    apply.apply(deps, lambda: rig.layouts.layout("requested"))
+    applying.apply(deps, lambda: rig.layouts.layout("requested"))
 
 
 WITHOUT_ANSWER = pytest.mark.parametrize(

@@ -6,8 +6,7 @@ import re
 import pytest
 
 from mig_manager import errors, reasons
-from mig_manager.change import apply as applying
-from mig_manager.change import layout_store, local_journal, pod_use
+from mig_manager.change import applying, layout_store, local_journal, pod_use
 from mig_manager.core import model, steps
 from tests.change.forks import refuse, refuse_first_creation_on
 from tests.rigs.node import fake_cluster, gpu_values, moments, samples

@@ -6,7 +6,7 @@ import pathlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from mig_manager.core.layout import layout_list, served
+from mig_manager.core.layout import available_layouts, layout_list
 from mig_manager.core.objects import well_known
 from mig_manager.core.records import inventory_codec
 from mig_manager.sandbox.apiserver import kinds
@@ -72,7 +72,9 @@ class RolloutRig:
         gpus = inventory_codec.from_json(
             self.metadata(name)["annotations"][well_known.GPUS_ANNOTATION]
         )
-        listed = layout_list.to_json(map(layout_list.Entry.of, served.generate(gpus).values()))
+        listed = layout_list.to_json(
+            map(layout_list.Entry.of, available_layouts.generate(gpus).values())
+        )
         self.write(name, annotations={well_known.LAYOUTS_ANNOTATION: listed})
 
     def serve_config(

@@ -8,7 +8,7 @@ from mig_manager.cli.toolkit import gpu_text
 from mig_manager.core import model
 from mig_manager.core.answers import gpu_answers
 from mig_manager.core.display import bar
-from mig_manager.core.layout import config, layouts, plans, validate
+from mig_manager.core.layout import config, layout_fit, layouts, plans
 from mig_manager.core.node import gpu_use
 from mig_manager.core.objects import pod_object
 from tests.rigs.node.local_rig import LocalRig
@@ -170,7 +170,7 @@ def test_products_that_share_a_name_are_reported_apart() -> None:
     names = [template.name for template in templates]
     assert len(set(names)) < len(names)
 
-    result = validate.against_products([layout("balanced")], source="f", templates=templates)
+    result = layout_fit.against_products([layout("balanced")], source="f", templates=templates)
 
     assert len(result.product_fits) == len(templates)
 
@@ -178,7 +178,7 @@ def test_products_that_share_a_name_are_reported_apart() -> None:
 def test_facts_that_need_mig_mode_are_unknown_before_it_is_on() -> None:
     gpu = dataclasses.replace(hardware.template(A100), profiles=None)
 
-    result = validate.against_node([layout("balanced")], source="f", gpus=[gpu])
+    result = layout_fit.against_node([layout("balanced")], source="f", gpus=[gpu])
 
-    assert result.product_fits["balanced", A100.name].fit is validate.Fit.UNKNOWN
+    assert result.product_fits["balanced", A100.name].fit is layout_fit.Fit.UNKNOWN
     assert not result.misfits

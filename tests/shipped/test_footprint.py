@@ -79,7 +79,7 @@ for argv in ("--help", "version", "frob", *(f"{{name}} --help" for name in helps
     "apply": (
         f"""{_PROGRAM}
 program("apply", "all-disabled", *{commandline.SPEC!r})
-assert sys.modules["mig_manager.change.apply"]
+assert sys.modules["mig_manager.change.applying"]
 """,
         _CLIENTS,
     ),

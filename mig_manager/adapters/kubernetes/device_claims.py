@@ -14,7 +14,7 @@ from mig_manager import errors, reasons
 from mig_manager.adapters.kubernetes import api, collection, watch
 from mig_manager.core.node.devices import claims, device_classes
 from mig_manager.core.objects import well_known
-from mig_manager.core.partitioning.nodes import claimed_nodes, partitioned
+from mig_manager.core.partitioning.nodes import claimed_nodes, partitioned_nodes
 
 _GROUP = f"/apis/{device_classes.VERSION}"
 _OF_DRIVER = {"fieldSelector": f"spec.driver={well_known.GPU_CLAIM_DRIVER}"}
@@ -116,8 +116,8 @@ class DeviceClaims:
         return max((each.last_contact_s for each in self._started_watches()), default=0.0)
 
     def with_claims(
-        self, nodes: Iterable[partitioned.PartitionedNode]
-    ) -> tuple[partitioned.PartitionedNode, ...]:
+        self, nodes: Iterable[partitioned_nodes.PartitionedNode]
+    ) -> tuple[partitioned_nodes.PartitionedNode, ...]:
         """Return the nodes with the devices that they have by claims."""
         classes = self._classes.items()
         if not classes:

@@ -24,7 +24,7 @@ from mig_manager.core.objects import node_object, well_known
 from mig_manager.core.partitioning import demand
 from mig_manager.core.partitioning.batch import arrivals
 from mig_manager.core.partitioning.decision import decisions
-from mig_manager.core.partitioning.nodes import node_requests, partitioned
+from mig_manager.core.partitioning.nodes import node_requests, partitioned_nodes
 
 _NAME_DIGITS = 24
 
@@ -59,13 +59,15 @@ class PartitionerCluster:
         self._clock = clock
         self._reporter = reporter
         self._listener = listener
-        self.reported: collection.Collection[partitioned.PartitionedNode] = collection.Collection(
-            kube,
-            "/api/v1/nodes",
-            partitioned.parse,
-            self._node_changed,
-            on_current=listener.wake,
-            times=times,
+        self.reported: collection.Collection[partitioned_nodes.PartitionedNode] = (
+            collection.Collection(
+                kube,
+                "/api/v1/nodes",
+                partitioned_nodes.parse,
+                self._node_changed,
+                on_current=listener.wake,
+                times=times,
+            )
         )
         """The nodes as last reported."""
         self.pods: collection.Collection[demand.Pending | demand.PodOfNode] = (
@@ -87,7 +89,7 @@ class PartitionerCluster:
         self._claims = device_claims.DeviceClaims(
             kube, listener.record_demand, listener.wake, times=times
         )
-        self._written: dict[str, tuple[str, partitioned.PartitionedNode]] = {}
+        self._written: dict[str, tuple[str, partitioned_nodes.PartitionedNode]] = {}
         """By name: the version that a node had before our last write, and the node after it."""
 
     def start(self) -> None:
@@ -113,7 +115,7 @@ class PartitionerCluster:
         parts = self.reported, self.pods, self._claims
         return max(each.last_contact_s for each in parts)
 
-    def nodes(self) -> tuple[partitioned.PartitionedNode, ...]:
+    def nodes(self) -> tuple[partitioned_nodes.PartitionedNode, ...]:
         """Return the nodes as last reported, or as changed by our own write."""
         nodes = {each.name: each for each in self.reported.items()}
         # A write requires the reported version, so the next reported version includes it.
@@ -150,7 +152,7 @@ class PartitionerCluster:
         item = kube_node.patch_version(self._kube, change.node, change.version, patch)
         if item is None:
             return False
-        after = partitioned.parse(item)
+        after = partitioned_nodes.parse(item)
         if after is not None and after.version != change.version:
             self._written[change.node] = change.version, after
         return True
@@ -172,8 +174,8 @@ class PartitionerCluster:
 
     def _node_changed(
         self,
-        before: partitioned.PartitionedNode | None,
-        now: partitioned.PartitionedNode | None,
+        before: partitioned_nodes.PartitionedNode | None,
+        now: partitioned_nodes.PartitionedNode | None,
     ) -> None:
         # Kubelet writes a node every few minutes without changing anything.
         if (

@@ -13,11 +13,14 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from mig_manager import errors
 from mig_manager.adapters.host import subprocesses
 from mig_manager.adapters.nvml import last_calls
+
+if TYPE_CHECKING:
+    from mig_manager.adapters.nvml import nvml_gpus
 
 _PROC = pathlib.Path("/proc")
 _WAIT_S = 60.0
@@ -83,46 +86,40 @@ def _serve(
         proc_root=proc_root,
         on_step=_step_reporter(parent) if arguments.reports_steps else None,
     )
-
-    def answer() -> object:
-        match request:
-            case ("observe",):
-                return gpus.observe()
-            case ("execute", plan, known):
-                return gpus.execute(plan, known)
-            case _:
-                return _answer_seldom(request, arguments, proc_root)
-
     # A worker that was started ahead waits here, before it touches the driver.
     request = parent.receive()
     if request is None:
         return 1
     recorder = last_calls.RECORDER
     with recorder.traced() if arguments.reports_steps else contextlib.nullcontext(()) as trace:
-        outcome = subprocesses.attempt(answer)
+        outcome = subprocesses.attempt(lambda: _answer(request, gpus))
     # One by one for ``acceptance``: a total hides a slow call, and refusals are quick.
     calls = tuple((function, 1, seconds) for function, code, seconds in trace if not code)
     parent.send((outcome, calls or recorder.take_totals()))
     return 0
 
 
-def _answer_seldom(
-    request: object, arguments: argparse.Namespace, proc_root: pathlib.Path | None
-) -> object:
-    """Answer a request whose code most workers do not load."""
-    path, roots = arguments.library_path, arguments.driver_root
+def _answer(request: Any, gpus: "nvml_gpus.NvmlGpus") -> object:
+    """Answer a request; most workers do not load the code of the last two."""
     match request:
+        case ("observe",):
+            return gpus.observe()
+        case ("execute", plan, known):
+            return gpus.execute(plan, known)
         case ("inspect",):
             from mig_manager.adapters.nvml import processes  # noqa: PLC0415 - see above
 
             exclude = os.getpid(), os.getppid()
             return processes.inspect(
-                path, driver_roots=roots, proc_root=proc_root, exclude=exclude
+                gpus.library_path,
+                driver_roots=gpus.driver_roots,
+                proc_root=gpus.proc_root,
+                exclude=exclude,
             )
         case ("survey",):
             from mig_manager.adapters.nvml import survey  # noqa: PLC0415 - see above
 
-            return survey.survey(path, roots)
+            return survey.survey(gpus.library_path, gpus.driver_roots)
         case _:
             raise ValueError(f"unknown request {request!r}")
 

@@ -7,7 +7,7 @@ from mig_manager.agent import attempts
 from mig_manager.agent.phases import targets
 from mig_manager.agent.pods import unreachable_gpus
 from mig_manager.core import messages, model
-from mig_manager.core.layout import selection, served
+from mig_manager.core.layout import available_layouts, selection
 
 _ABOUT_FILE = frozenset({reasons.Reason.INVALID_CONFIG, reasons.Reason.UNKNOWN_CONFIG})
 
@@ -75,7 +75,7 @@ def _resolve_named(attempt: attempts.Attempt) -> targets.LayoutTarget:
         return gpus
 
     try:
-        layout, warnings = served.find(
+        layout, warnings = available_layouts.find(
             name, attempt.layout_file, attempt.limits, observe_for_layout
         )
         is_from_owner = not (layout.is_generated or attempt.limits.has_default_layouts)

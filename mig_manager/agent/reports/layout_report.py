@@ -8,7 +8,7 @@ from mig_manager import errors
 from mig_manager.agent import node_context
 from mig_manager.core import model
 from mig_manager.core.files import yaml_tree
-from mig_manager.core.layout import layout_documents, layout_list, layouts, served
+from mig_manager.core.layout import available_layouts, layout_documents, layout_list, layouts
 from mig_manager.core.objects import well_known
 
 _log = structlog.get_logger()
@@ -31,7 +31,9 @@ class LayoutReport:
         if not gpus:
             return None
         try:
-            document = served.available(self._context.layout_file, self._context.limits, gpus)
+            document = available_layouts.list_all(
+                self._context.layout_file, self._context.limits, gpus
+            )
         except errors.ConfigError as error:
             _log.info("layouts_not_listed", error=error.message)
             return None
@@ -67,5 +69,5 @@ def _fitting_names(
     Cached: every run asks this, layouts and GPUs rarely change, and planning all layouts would
     take half of a run's time. Equal layouts can differ in ``is_lenient``, so each comes with it.
     """
-    fits = served.fitting((layout for layout, _ in candidates), idle)
+    fits = available_layouts.fitting((layout for layout, _ in candidates), idle)
     return frozenset(fit.layout.name for fit in fits)

@@ -73,7 +73,7 @@ class Settings(
 def run(settings: Settings, terminal: console.Console) -> int:
     """Apply a layout, or show what would change."""
     from mig_manager.adapters.host import process
-    from mig_manager.change import apply
+    from mig_manager.change import applying
     from mig_manager.cli import gpu_command
     from mig_manager.core.records import gpu_recovery
 
@@ -88,7 +88,7 @@ def run(settings: Settings, terminal: console.Console) -> int:
             "MIG_PARTED_SKIP_RESET": str(settings.is_reset_skipped).lower(),
         }
     )
-    result = apply.apply(
+    result = applying.apply(
         dataclasses.replace(dependencies, may_reset=not settings.is_reset_skipped),
         command.layout,
         is_mode_only=settings.is_mode_only,

@@ -41,14 +41,14 @@ class Settings(
 def run(settings: Settings, terminal: console.Console) -> int:
     """Restore the instances of a checkpoint."""
     from mig_manager.adapters.host import files
-    from mig_manager.change import apply
+    from mig_manager.change import applying
     from mig_manager.cli import gpu_command
 
     command = gpu_command.GpuCommand(settings, terminal)
     file = command.checkpoint_file()
     source = files.ConfigFile(file)
     dependencies = command.dependencies({"MIG_PARTED_CHECKPOINT_FILE": file})
-    result = apply.restore(dependencies, source, is_mode_only=settings.is_mode_only)
+    result = applying.restore(dependencies, source, is_mode_only=settings.is_mode_only)
     status = command.answer(result.to_data, lambda: "MIG configuration restored successfully")
     command.warn_unreachable(result.gpus.unreachable, "nothing was restored on it")
     command.note_changes(result.rounds)

@@ -66,7 +66,7 @@ def run(settings: Settings, terminal: console.Console) -> int:
     from mig_manager.catalogue import hardware
     from mig_manager.cli import gpu_command
     from mig_manager.cli.toolkit import validation
-    from mig_manager.core.layout import validate
+    from mig_manager.core.layout import layout_fit
 
     command = gpu_command.GpuCommand(settings, terminal)
     templates = functools.cache(lambda: hardware.templates(settings.products, warn=terminal.note))
@@ -83,11 +83,11 @@ def run(settings: Settings, terminal: console.Console) -> int:
         source = document.source
         fits = None
         if settings.products:
-            fits = validate.against_products(
+            fits = layout_fit.against_products(
                 selected, source=source, templates=templates(), others=others
             )
         elif not settings.is_portable:
-            fits = validate.against_node(
+            fits = layout_fit.against_node(
                 selected, source=source, gpus=command.observed, others=others
             )
         return validation.ValidatedFile(

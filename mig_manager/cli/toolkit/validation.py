@@ -8,7 +8,7 @@ from mig_manager import errors
 from mig_manager.core import messages
 from mig_manager.core.display import bar, tables
 from mig_manager.core.files import yaml_diagnostics
-from mig_manager.core.layout import gpu_selectors, layout_documents, validate
+from mig_manager.core.layout import gpu_selectors, layout_documents, layout_fit
 
 if TYPE_CHECKING:
     from mig_manager.core.answers import check_answers
@@ -26,7 +26,7 @@ class ValidatedFile:
     """The verdicts on one layout file."""
 
     document: layout_documents.Document
-    fits: validate.Validated | None  # None: not compared with any GPU
+    fits: layout_fit.Validation | None  # None: not compared with any GPU
     checks_portability: bool
 
     @property
@@ -109,7 +109,7 @@ def unknown_names(source: layout_documents.Document) -> Sequence[yaml_diagnostic
     return diagnostics
 
 
-def table(result: validate.Validated, *, style: bar.Style) -> str:
+def table(result: layout_fit.Validation, *, style: bar.Style) -> str:
     """Return a table of layouts and products, and why layouts do not fit."""
     drawn = result
     if len(result.layouts) > _MAX_ROWS:
@@ -131,7 +131,7 @@ def table(result: validate.Validated, *, style: bar.Style) -> str:
     if legend:
         text = style.fit("   ".join(legend), further="")
         lines.append(style.plain(text.replace("\xa0", " ")))
-    unknown = [v for v in result.product_fits.values() if v.fit is validate.Fit.UNKNOWN]
+    unknown = [v for v in result.product_fits.values() if v.fit is layout_fit.Fit.UNKNOWN]
     explained = result.misfits or unknown
     if hidden := len(result.layouts) - len(drawn.layouts):
         more = messages.count(hidden, "more layout")
@@ -155,8 +155,8 @@ def table(result: validate.Validated, *, style: bar.Style) -> str:
     return "\n".join(lines)
 
 
-def _is_for_others(result: validate.Validated, layout: str) -> bool:
-    others = {validate.Fit.ELSEWHERE, validate.Fit.NOT_FOR_IT}
+def _is_for_others(result: layout_fit.Validation, layout: str) -> bool:
+    others = {layout_fit.Fit.ELSEWHERE, layout_fit.Fit.NOT_FOR_IT}
     return {result.product_fits[layout, product].fit for product in result.products} <= others
 
 
@@ -169,20 +169,20 @@ def _portability(document: layout_documents.Document, *, style: bar.Style) -> st
 
 
 _FITS = {
-    validate.Fit.FITS: ("✓", bar.Tone.GOOD, "fits"),
-    validate.Fit.DOES_NOT_FIT: ("✗", bar.Tone.BAD, "does not fit"),
-    validate.Fit.ELSEWHERE: ("-", bar.Tone.FAINT, "fits other GPUs only"),
-    validate.Fit.NOT_FOR_IT: ("·", bar.Tone.FAINT, "selects other GPUs"),
-    validate.Fit.UNKNOWN: ("?", bar.Tone.WARN, "unknown"),
+    layout_fit.Fit.FITS: ("✓", bar.Tone.GOOD, "fits"),
+    layout_fit.Fit.DOES_NOT_FIT: ("✗", bar.Tone.BAD, "does not fit"),
+    layout_fit.Fit.ELSEWHERE: ("-", bar.Tone.FAINT, "fits other GPUs only"),
+    layout_fit.Fit.NOT_FOR_IT: ("·", bar.Tone.FAINT, "selects other GPUs"),
+    layout_fit.Fit.UNKNOWN: ("?", bar.Tone.WARN, "unknown"),
 }
 
 
-def _elsewhere(result: validate.Validated, style: bar.Style) -> Iterable[str]:
+def _elsewhere(result: layout_fit.Validation, style: bar.Style) -> Iterable[str]:
     """Yield why layouts fit only other GPUs: one line for all products with the same causes."""
     products: dict[str, list[str]] = {}
     for product in result.products:
         fits = [result.product_fits[layout, product] for layout in result.layouts]
-        causes = [(v.layout, v.brief) for v in fits if v.fit is validate.Fit.ELSEWHERE]
+        causes = [(v.layout, v.brief) for v in fits if v.fit is layout_fit.Fit.ELSEWHERE]
         if causes:
             products.setdefault(messages.by_cause(causes), []).append(product)
     for text, names in list(products.items())[:_MAX_EXPLAINED]:
@@ -191,7 +191,7 @@ def _elsewhere(result: validate.Validated, style: bar.Style) -> Iterable[str]:
         yield "-o json explains them all"
 
 
-def _by_product(result: validate.Validated, style: bar.Style) -> Iterable[str]:
+def _by_product(result: layout_fit.Validation, style: bar.Style) -> Iterable[str]:
     for number, name in enumerate(result.products, start=1):
         yield style.fit(f"  {number:>2}  {name}")
     yield ""
@@ -202,7 +202,7 @@ def _by_product(result: validate.Validated, style: bar.Style) -> Iterable[str]:
     yield from tables.columns(("", *map(str, range(1, number + 1))), rows, style=style)
 
 
-def _by_layout(result: validate.Validated, style: bar.Style) -> Iterable[str]:
+def _by_layout(result: layout_fit.Validation, style: bar.Style) -> Iterable[str]:
     """Yield how many products every layout fits, if they are too many for columns."""
     rows: list[tables.Row] = []
     for layout in result.layouts:
@@ -212,7 +212,9 @@ def _by_layout(result: validate.Validated, style: bar.Style) -> Iterable[str]:
     return tables.columns([""] * (1 + len(_FITS)), rows, style=style)
 
 
-def _summed_up(result: validate.Validated, drawn: validate.Validated, style: bar.Style) -> str:
+def _summed_up(
+    result: layout_fit.Validation, drawn: layout_fit.Validation, style: bar.Style
+) -> str:
     if result.misfits:
         number = len({misfit.layout for misfit in result.misfits})
         of_all = f"of {messages.count(len(result.layouts), 'layout')}"
@@ -221,7 +223,7 @@ def _summed_up(result: validate.Validated, drawn: validate.Validated, style: bar
     elsewhere = {
         name
         for (name, _), each in result.product_fits.items()
-        if each.fit is validate.Fit.ELSEWHERE
+        if each.fit is layout_fit.Fit.ELSEWHERE
     }
     if elsewhere:
         if elsewhere & {*drawn.layouts}:
@@ -229,6 +231,6 @@ def _summed_up(result: validate.Validated, drawn: validate.Validated, style: bar
         else:
             outcome = "The layouts shown fit; use --must-fit to treat those for other GPUs as"
         return style.wrap(f"{outcome} an error.")
-    if {each.fit for each in result.product_fits.values()} == {validate.Fit.NOT_FOR_IT}:
+    if {each.fit for each in result.product_fits.values()} == {layout_fit.Fit.NOT_FOR_IT}:
         return style.paint("No layout selects any of these GPUs.", bar.Tone.WARN)
     return style.paint("Every layout fits the GPUs that it selects.", bar.Tone.GOOD)

@@ -4,7 +4,7 @@ from typing import Annotated, Literal, NotRequired, TypedDict
 
 from mig_manager.core.answers.values import Strategy
 
-Fit = Annotated[str, "core.layout.validate.Fit"]
+Fit = Annotated[str, "core.layout.layout_fit.Fit"]
 
 
 class _LayoutVerdict(TypedDict):

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from mig_manager import errors, reasons
 from mig_manager.core import messages, model
 from mig_manager.core.fleet import fleet_nodes
-from mig_manager.core.layout import custom_layouts, layout_documents, layouts, served
+from mig_manager.core.layout import available_layouts, custom_layouts, layout_documents, layouts
 from mig_manager.core.objects import well_known
 
 NO_FILE = layout_documents.Document(source="the node's list", layouts={}, is_presumed=True)
@@ -19,10 +19,14 @@ _REMEDY = (
 def is_listed(members: Iterable[fleet_nodes.FleetNode], name: str) -> bool:
     """Return whether any node lists a layout, or takes it from its annotation."""
     return any(
-        (name == well_known.CUSTOM_LAYOUT and node.listed.takes_custom)
-        or any(name == entry.name for entry in node.listed.layouts)
+        is_from_annotation(node, name) or any(name == entry.name for entry in node.listed.layouts)
         for node in members
     )
+
+
+def is_from_annotation(node: fleet_nodes.FleetNode, name: str) -> bool:
+    """Return whether a node's agent takes a layout of this name from the node's annotation."""
+    return name == well_known.CUSTOM_LAYOUT and bool(node.listed.takes_custom)
 
 
 def require_layout(
@@ -61,12 +65,12 @@ def layout_of(
         LayoutError: The annotation is missing (NO_CUSTOM_LAYOUT), or the layout is unknown
             (UNKNOWN_CONFIG).
     """
-    if name == well_known.CUSTOM_LAYOUT and node.listed.takes_custom:
+    if is_from_annotation(node, name):
         return custom_layouts.CustomRequest.of(node.view).layout()[0]
     listed = next((each for each in node.listed.layouts if each.name == name), None)
     in_document = document.layouts.get(name)
     if listed and (in_document is None or in_document.content_hash != listed.content_hash):
-        made = served.generate(gpus).get(name)
+        made = available_layouts.generate(gpus).get(name)
         if made and made.content_hash == listed.content_hash:
             return made
         if in_document is None or document.is_presumed:

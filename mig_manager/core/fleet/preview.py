@@ -192,7 +192,7 @@ def preview(
     gpus = presumed if gpus is None else gpus
     if gpus is None:
         return _unknown(node, name, "NotPublished", why)
-    is_custom = layout is not None or is_from_annotation(node, name)
+    is_custom = layout is not None or listed_layouts.is_from_annotation(node, name)
     custom = custom_layouts.CustomRequest.of(node.view) if is_custom else None
     may_evict = custom_layouts.request_for(name, custom).may_evict
     try:
@@ -252,16 +252,11 @@ def _fit(planned: plans.Planned, labels: Mapping[str, str]) -> tuple[NodeFit, st
     return NodeFit.FITS, "", ""
 
 
-def is_from_annotation(node: fleet_nodes.FleetNode, name: str) -> bool:
-    """Return whether a node's agent takes a layout of this name from the node's annotation."""
-    return name == well_known.CUSTOM_LAYOUT and bool(node.listed.takes_custom)
-
-
 def source_of(
     document: layout_documents.Document, name: str, among: Iterable[fleet_nodes.FleetNode]
 ) -> str:
     """Return where a layout's content comes from, for a sentence."""
-    is_custom = any(is_from_annotation(node, name) for node in among)
+    is_custom = any(listed_layouts.is_from_annotation(node, name) for node in among)
     return "the node's annotation" if is_custom else document.source
 
 

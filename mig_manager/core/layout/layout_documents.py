@@ -56,7 +56,7 @@ class Document:
         return [
             each.name
             for each in self.layouts.values()
-            if not nodes or any(selection.has_profiles(gpus, each) for gpus in nodes)
+            if not nodes or any(selection.has_profiles(each, gpus) for gpus in nodes)
         ]
 
     def select(self, names: Sequence[str]) -> Sequence[Layout]:

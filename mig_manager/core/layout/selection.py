@@ -113,8 +113,8 @@ def lenient_warnings(
     )
 
 
-def has_profiles(gpus: Sequence[model.Gpu], layout: layouts.Layout) -> bool:
-    """Return whether GPUs have all profiles of a layout that selects any of them."""
+def has_profiles(layout: layouts.Layout, gpus: Sequence[model.Gpu]) -> bool:
+    """Return whether a layout selects any of the GPUs, and these have all its profiles."""
     try:
         selected = select(layout, gpus)
     except errors.LayoutError:

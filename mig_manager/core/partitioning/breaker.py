@@ -15,24 +15,24 @@ _MAX_STOP_S = 3600.0
 class Breaker:
     """The recent outcomes of requests, and until when none is made; seconds of one clock."""
 
-    answers: tuple[tuple[float, bool], ...] = ()
-    """Time and success of the answers in the window, before a stop."""
+    outcomes: tuple[tuple[float, bool], ...] = ()
+    """Time and success of the requests in the window, before a stop."""
     stop_s: float = 0.0  # length of the last stop; 0: requests have not stopped
     resumes_at_s: float = 0.0  # end of the stop, and begin of the trial
 
     def after(self, *, applied: int, failed: int, max_failures: int, now_s: float) -> "Breaker":
-        """Return the breaker after these answers; ``max_failures`` 0: it never stops."""
-        answers = tuple(each for each in self.answers if now_s - each[0] < WINDOW_S)
-        answers += ((now_s, True),) * applied + ((now_s, False),) * failed
-        failures = sum(not is_good for _, is_good in answers)
+        """Return the breaker after these outcomes; ``max_failures`` 0: it never stops."""
+        outcomes = tuple(each for each in self.outcomes if now_s - each[0] < WINDOW_S)
+        outcomes += ((now_s, True),) * applied + ((now_s, False),) * failed
+        failures = sum(not is_good for _, is_good in outcomes)
         if not self.stop_s:
             # Old successes that leave the window are no reason to stop.
-            is_many = failures >= max_failures and 2 * failures >= len(answers)
+            is_many = failures >= max_failures and 2 * failures >= len(outcomes)
             if not (max_failures and failed and is_many):
-                return dataclasses.replace(self, answers=answers)
+                return dataclasses.replace(self, outcomes=outcomes)
             return Breaker(stop_s=_STOP_S, resumes_at_s=now_s + _STOP_S)
         if now_s < self.resumes_at_s or not (applied or failed):
-            return self  # Answers to requests from before the stop prove nothing.
+            return self  # Outcomes of requests from before the stop prove nothing.
         if not failed:
             return Breaker()
         stop_s = min(2 * self.stop_s, _MAX_STOP_S)

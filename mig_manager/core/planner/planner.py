@@ -207,7 +207,7 @@ def _plan_gpu(
             target=(),
             is_provisional=True,
         )
-    return _build(gpu, finder.decide(gpu, search.in_order(gpu), desired), mode_step)
+    return _build(gpu, finder.decide(gpu, desired), mode_step)
 
 
 def _reset(gpu: model.Gpu) -> steps.GpuPlan:

@@ -78,13 +78,12 @@ class Search:
         self._use = use
         self._decisions: dict[tuple[object, ...], GpuDecision] = {}
 
-    def decide(
-        self, gpu: model.Gpu, live: Sequence[model.GpuInstance], desired: model.DesiredGpu
-    ) -> GpuDecision:
+    def decide(self, gpu: model.Gpu, desired: model.DesiredGpu) -> GpuDecision:
         """Find the smallest change to exactly these devices; LayoutError if they do not fit.
 
-        ``live`` are the GPU's instances ``in_order``. Its profiles are known if it changes.
+        The profiles of the GPU are known if it changes.
         """
+        live = in_order(gpu)
         if _is_right(live, desired):
             return GpuDecision(stays=tuple(stay_unchanged(i, gi) for i, gi in enumerate(live)))
         instances = tuple((gi.profile, gi.placement, self._occupants(gi)) for gi in live)

@@ -15,7 +15,13 @@ from mig_manager.cli.toolkit import console
 from mig_manager.core import messages, model
 from mig_manager.core.display import bar, picture
 from mig_manager.core.fleet import fleet_nodes, node_reports
-from mig_manager.core.layout import custom_layouts, layout_documents, layout_list, layouts, served
+from mig_manager.core.layout import (
+    available_layouts,
+    custom_layouts,
+    layout_documents,
+    layout_list,
+    layouts,
+)
 from mig_manager.core.objects import well_known
 from mig_manager.core.records import run_status
 from mig_manager.kubectl import cluster_command, plugin_settings, presumed_gpus
@@ -107,7 +113,7 @@ def list_layouts(report: node_reports.NodeReport, documents: Iterable[Document])
     if gpus is None:
         gpus, note = presumed_gpus.of(report)
         notes.append(note)
-    contents_by_key = _by_key(served.generate(gpus).values())
+    contents_by_key = _by_key(available_layouts.generate(gpus).values())
     entries, note = _entries(node, contents_by_key)
     if node.listed.takes_custom:
         # An invalid annotation has no layout to list.
@@ -123,7 +129,7 @@ def list_layouts(report: node_reports.NodeReport, documents: Iterable[Document])
         with contextlib.suppress(errors.MigManagerError):
             contents_by_key |= _by_key(document().layouts.values())
     contents = filter(None, (contents_by_key.get(_key(entry)) for entry in entries))
-    fitted = {fit.layout.name: fit.gpus for fit in served.fitting(contents, gpus)}
+    fitted = {fit.layout.name: fit.gpus for fit in available_layouts.fitting(contents, gpus)}
     return Layouts(
         node=node.name,
         layouts=tuple(

@@ -7,7 +7,7 @@ from mig_manager import errors
 from mig_manager.cli.toolkit import command_settings, console, validation
 from mig_manager.core import messages, model
 from mig_manager.core.fleet import node_reports
-from mig_manager.core.layout import validate
+from mig_manager.core.layout import layout_fit
 from mig_manager.core.settings import options
 from mig_manager.kubectl import cluster_command, plugin_settings, presumed_gpus
 
@@ -52,7 +52,7 @@ def run(settings: Settings, terminal: console.Console) -> int:
         raise errors.UsageError("the GPUs of these nodes are unknown: nothing to validate")
     from mig_manager.catalogue import hardware  # noqa: PLC0415 - reads the table of products
 
-    result = validate.against_products(
+    result = layout_fit.against_products(
         [dataclasses.replace(each, name=messages.printable(each.name)) for each in selected],
         source=document.source,
         templates=templates,

@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from mig_manager import errors
 from mig_manager.core import model, profile_name
-from mig_manager.core.layout import layout_documents, selection, served
+from mig_manager.core.layout import available_layouts, layout_documents, selection
 from mig_manager.core.objects import well_known
 from mig_manager.core.partitioning.decision import decisions
-from mig_manager.core.partitioning.nodes import partitioned
+from mig_manager.core.partitioning.nodes import partitioned_nodes
 from mig_manager.partitioner.replay import (
     past_pods,
     replay_report,
@@ -45,7 +45,7 @@ class ReplaySettings:
 
 
 def replay(
-    nodes: Sequence[partitioned.PartitionedNode],
+    nodes: Sequence[partitioned_nodes.PartitionedNode],
     pods: Iterable[past_pods.PastPod],
     *,
     prometheus_pods: Iterable[past_pods.PastPod],
@@ -101,17 +101,17 @@ def replay(
 
 
 def _usable(
-    nodes: Iterable[partitioned.PartitionedNode],
-) -> tuple[list[partitioned.PartitionedNode], bool]:
+    nodes: Iterable[partitioned_nodes.PartitionedNode],
+) -> tuple[list[partitioned_nodes.PartitionedNode], bool]:
     """Return the nodes with GPUs, ready for changes, and whether one is opted in.
 
     What their agents did until now is no part of the past.
     """
     with_gpus = sorted((node for node in nodes if node.gpus), key=lambda node: node.name)
     is_opted_in = any(node.is_opted_in for node in with_gpus)
-    usable: list[partitioned.PartitionedNode] = []
+    usable: list[partitioned_nodes.PartitionedNode] = []
     for node in with_gpus:
-        ready = partitioned.PartitionedNode(
+        ready = partitioned_nodes.PartitionedNode(
             name=node.name,
             version=node.version,
             labels=node.labels,
@@ -165,7 +165,7 @@ class _Simulations:
 
     def __init__(
         self,
-        nodes: Sequence[partitioned.PartitionedNode],
+        nodes: Sequence[partitioned_nodes.PartitionedNode],
         jobs: Sequence[simulated_cluster.SimulatedPod],
         *,
         begin: dt.datetime,
@@ -211,7 +211,7 @@ class _Simulations:
     def _simulate(
         self,
         name: str,
-        nodes: Sequence[partitioned.PartitionedNode],
+        nodes: Sequence[partitioned_nodes.PartitionedNode],
         *,
         end_s: float,
         limits: decisions.PartitionerLimits | None = None,
@@ -239,10 +239,14 @@ class _Simulations:
             ),
         )
 
-    def _base(self, node: partitioned.PartitionedNode) -> Mapping[str, model.DesiredGpu]:
+    def _base(self, node: partitioned_nodes.PartitionedNode) -> Mapping[str, model.DesiredGpu]:
         name = self._settings.base_layout
         try:
-            return served.desired_gpus(name, self._settings.document, node.gpus) if name else {}
+            return (
+                available_layouts.desired_gpus(name, self._settings.document, node.gpus)
+                if name
+                else {}
+            )
         except errors.LayoutError:
             return {}
 
@@ -280,11 +284,11 @@ def _waits(
 
 
 def _with_layouts(
-    nodes: Sequence[partitioned.PartitionedNode],
-) -> dict[str, list[partitioned.PartitionedNode]]:
+    nodes: Sequence[partitioned_nodes.PartitionedNode],
+) -> dict[str, list[partitioned_nodes.PartitionedNode]]:
     """Return the nodes in every generated layout with MIG, by its name; others stay."""
-    generated = {node.name: served.generate(node.gpus) for node in nodes}
-    changed: dict[str, list[partitioned.PartitionedNode]] = {}
+    generated = {node.name: available_layouts.generate(node.gpus) for node in nodes}
+    changed: dict[str, list[partitioned_nodes.PartitionedNode]] = {}
     for name in dict.fromkeys(name for by_name in generated.values() for name in by_name):
         goals = [
             selection.select(by_name[name], node.gpus) if name in by_name else {}

@@ -20,7 +20,12 @@ from mig_manager.core import model, timing
 from mig_manager.core.partitioning import decider, demand
 from mig_manager.core.partitioning.batch import arrivals
 from mig_manager.core.partitioning.decision import decisions, past_decisions
-from mig_manager.core.partitioning.nodes import exclusions, node_index, node_sets, partitioned
+from mig_manager.core.partitioning.nodes import (
+    exclusions,
+    node_index,
+    node_sets,
+    partitioned_nodes,
+)
 from mig_manager.partitioner.replay import simulated_node
 
 
@@ -56,7 +61,7 @@ class SimulatedPod:
 class SimulatedCluster:
     """Nodes and their scheduler."""
 
-    nodes: Sequence[partitioned.PartitionedNode]  # without pods
+    nodes: Sequence[partitioned_nodes.PartitionedNode]  # without pods
     scheduler: Scheduler
     seed: int  # for what the scheduler and kubelet choose at random
     begin: dt.datetime

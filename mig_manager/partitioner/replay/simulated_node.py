@@ -15,7 +15,7 @@ from mig_manager.core.node.devices import resources
 from mig_manager.core.objects import well_known
 from mig_manager.core.partitioning import demand
 from mig_manager.core.partitioning.decision import decisions
-from mig_manager.core.partitioning.nodes import partitioned
+from mig_manager.core.partitioning.nodes import partitioned_nodes
 from mig_manager.core.planner import planner
 
 _SLICES = 7
@@ -25,11 +25,11 @@ _Span = tuple[str, model.Placement]  # a GPU instance: the UUID of its GPU, and 
 class SimulatedNode:
     """A node whose devices, pods and agent are simulated."""
 
-    def __init__(self, origin: partitioned.PartitionedNode) -> None:
+    def __init__(self, origin: partitioned_nodes.PartitionedNode) -> None:
         """Begin without pods."""
         self._node = origin
         """As its agent published it."""
-        self._published: partitioned.PartitionedNode | None = None
+        self._published: partitioned_nodes.PartitionedNode | None = None
         """With its pods; None: they have changed."""
         self._others = {
             name: n for name, n in origin.supply.allocatable if not resources.is_mig(name)
@@ -91,7 +91,7 @@ class SimulatedNode:
         """Record that a change is requested."""
         self._publish(
             labels={**self._node.labels, well_known.CONFIG_LABEL: well_known.CUSTOM_LAYOUT},
-            agent=partitioned.AgentState(
+            agent=partitioned_nodes.AgentState(
                 changing="its agent works on layout custom", is_closed=True
             ),
             times=dataclasses.replace(self._node.times, requested_at=now),
@@ -119,7 +119,7 @@ class SimulatedNode:
         self._list_devices()
         return len(destroyed), len(destroyed & self._in_use())
 
-    def as_published(self) -> partitioned.PartitionedNode:
+    def as_published(self) -> partitioned_nodes.PartitionedNode:
         """Return the node as the partitioner sees it."""
         if self._published is None:
             in_use: dict[str, set[model.Placement]] = {gpu.uuid: set() for gpu in self._node.gpus}
@@ -131,7 +131,7 @@ class SimulatedNode:
                     self._node.supply,
                     allocatable=demand.to_amounts(self._others | self._total),
                 ),
-                pods=partitioned.PodFacts(allocated=demand.to_amounts(self._requested)),
+                pods=partitioned_nodes.PodFacts(allocated=demand.to_amounts(self._requested)),
                 in_use={uuid: frozenset(placements) for uuid, placements in in_use.items()},
             )
         return self._published
@@ -139,7 +139,7 @@ class SimulatedNode:
     def _finish(self, now: dt.datetime, *, failed_hash: str = "", **facts: object) -> None:
         started_at = self._node.times.started_at or now
         self._publish(
-            agent=partitioned.AgentState(
+            agent=partitioned_nodes.AgentState(
                 took_s=(now - started_at).total_seconds(),
                 failed_hash=failed_hash,
                 is_repeatable=bool(failed_hash),

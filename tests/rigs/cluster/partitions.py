@@ -19,7 +19,7 @@ from mig_manager.core.partitioning.nodes import (
     claimed_nodes,
     node_index,
     node_requests,
-    partitioned,
+    partitioned_nodes,
 )
 from mig_manager.core.planner import planner
 from tests.rigs import api_objects
@@ -144,13 +144,13 @@ def parse_cluster(
     nodes: Iterable[Mapping[str, Any]],
     pods: Iterable[Mapping[str, Any]],
     claims: claimed_nodes.ClusterClaims | None = None,
-) -> tuple[tuple[partitioned.PartitionedNode, ...], tuple[demand.Pending, ...]]:
+) -> tuple[tuple[partitioned_nodes.PartitionedNode, ...], tuple[demand.Pending, ...]]:
     """Parse nodes, with what bound pods take on them, and pending pods.
 
     Each instance in use is in use by a bound pod.
     """
     parsed = [each for each in map(demand.parse, pods) if each]
-    plain = [each for each in map(partitioned.parse, nodes) if each]
+    plain = [each for each in map(partitioned_nodes.parse, nodes) if each]
     with_claims = claimed_nodes.with_claims(plain, claims or claimed_nodes.ClusterClaims())
     node_pods = [each for each in parsed if isinstance(each, demand.PodOfNode)]
     node_pods += [

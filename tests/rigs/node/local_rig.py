@@ -6,8 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from mig_manager import errors, reasons
-from mig_manager.change import apply as applying
-from mig_manager.change import boot, local, pod_use
+from mig_manager.change import applying, boot, local, pod_use
 from mig_manager.core import steps
 from mig_manager.core.layout import config, layout_documents, layouts, plans
 from mig_manager.core.records import journals, verified_layouts

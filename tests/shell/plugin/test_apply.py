@@ -10,7 +10,7 @@ import pytest
 from mig_manager import reasons
 from mig_manager.adapters.kubectl import Kubectl
 from mig_manager.core import model
-from mig_manager.core.layout import config, custom_layouts, layout_list, served
+from mig_manager.core.layout import available_layouts, config, custom_layouts, layout_list
 from mig_manager.core.objects import node_object, well_known
 from testkit import apiserver
 from tests.rigs import api_objects
@@ -120,7 +120,7 @@ def test_without_a_file_a_layout_that_the_node_lists_is_requested(
     message: str,
     requested: str,
 ) -> None:
-    generated = served.generate(plugin_rig.gpus_with(SPEC)).values()
+    generated = available_layouts.generate(plugin_rig.gpus_with(SPEC)).values()
     add_node(
         empty_cluster.server, listed=layout_list.to_json(map(layout_list.Entry.of, generated))
     )
@@ -133,7 +133,7 @@ def test_without_a_file_a_layout_that_the_node_lists_is_requested(
 def test_a_request_that_changes_no_gpu_is_reported_as_such(
     empty_cluster: plugin_rig.KubectlUser,
 ) -> None:
-    generated = served.generate(plugin_rig.gpus_with(SPEC)).values()
+    generated = available_layouts.generate(plugin_rig.gpus_with(SPEC)).values()
     listed = layout_list.to_json(map(layout_list.Entry.of, generated))
     add_node(empty_cluster.server, gpus=plugin_rig.gpus_with(SPEC, "all-1g.5gb"), listed=listed)
     answer = empty_cluster.run_plugin("apply", "all-1g.5gb", "gpu-1")

@@ -9,7 +9,7 @@ from mig_manager import errors
 from mig_manager.catalogue import hardware
 from mig_manager.core import model
 from mig_manager.core.fleet import fleet_nodes, listed_layouts, preview
-from mig_manager.core.layout import config, layout_list, served
+from mig_manager.core.layout import available_layouts, config, layout_list
 from mig_manager.core.objects import discovery_labels, pod_object, well_known
 from mig_manager.core.records import inventory_codec
 from tests.rigs import layout_table
@@ -164,7 +164,7 @@ def test_resources_by_profile_separate_certain_from_possible_evictions() -> None
 
 def test_layout_that_a_node_lists_as_generated_is_previewed() -> None:
     there = node(gpus())
-    made = served.generate(gpus())["all-7g.40gb"]
+    made = available_layouts.generate(gpus())["all-7g.40gb"]
     text = layout_list.to_json([layout_list.Entry.of(made)])
     annotations = {**there.view.annotations, well_known.LAYOUTS_ANNOTATION: text}
     listing = dataclasses.replace(

@@ -4,7 +4,7 @@ import pytest
 
 from mig_manager.core.partitioning import demand
 from mig_manager.core.partitioning.batch import arrivals
-from mig_manager.core.partitioning.nodes import node_index, partitioned
+from mig_manager.core.partitioning.nodes import node_index, partitioned_nodes
 
 _SMALL = ("nvidia.com/mig-1g.5gb", 1)
 _LARGE = ("nvidia.com/mig-7g.40gb", 2)
@@ -75,13 +75,13 @@ def test_pods_count_together_if_they_may_use_the_same_nodes(
 ) -> None:
     taint = demand.Taint(key="gpu", value="", effect="NoSchedule")
     nodes = [
-        partitioned.PartitionedNode(
+        partitioned_nodes.PartitionedNode(
             name=name,
             version="1",
             labels={},
             taints=taints,
             is_opted_in=True,
-            supply=partitioned.Supply(allocatable=()),
+            supply=partitioned_nodes.Supply(allocatable=()),
         )
         for name, taints in (("a", ()), ("b", (taint,)))
     ]

@@ -7,7 +7,7 @@ import pytest
 from mig_manager.core.objects import well_known
 from mig_manager.core.partitioning import demand
 from mig_manager.core.partitioning.decision import changes
-from mig_manager.core.partitioning.nodes import node_requests, own_clock, partitioned
+from mig_manager.core.partitioning.nodes import node_requests, own_clock, partitioned_nodes
 from mig_manager.core.records import run_status
 from tests.rigs import api_objects
 from tests.rigs.cluster.partitions import EMPTY, NOW, decide, lines, node, parse_cluster, pod
@@ -128,7 +128,7 @@ def test_an_agent_that_is_lost_in_a_run_does_not_use_up_the_budget(
     *, is_ready_again: bool | None, expected: list[bool]
 ) -> None:
     """Its node is ready; ``is_ready_again``: of the agent's pod that follows, if one does."""
-    changing = partitioned.parse(working())
+    changing = partitioned_nodes.parse(working())
     assert changing
     clock = own_clock.OwnClock()
     requests = node_requests.Requests([agent("first", is_ready=True)])

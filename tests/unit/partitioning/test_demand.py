@@ -8,7 +8,7 @@ import pytest
 from mig_manager import errors
 from mig_manager.core.objects import api_values, well_known
 from mig_manager.core.partitioning import demand
-from mig_manager.core.partitioning.nodes import exclusions, partitioned
+from mig_manager.core.partitioning.nodes import exclusions, partitioned_nodes
 from tests.rigs.cluster import partitions
 from tests.rigs.cluster.partitions import pod
 from tests.rigs.node import samples
@@ -232,7 +232,7 @@ def test_a_malformed_pod_is_an_error_of_the_cluster() -> None:
     with pytest.raises(errors.ClusterError, match="from the Kubernetes API is malformed"):
         demand.parse(broken)
     with pytest.raises(errors.ClusterError):
-        partitioned.parse({"metadata": {"name": "a"}, "spec": {"taints": [{}]}})
+        partitioned_nodes.parse({"metadata": {"name": "a"}, "spec": {"taints": [{}]}})
 
 
 def test_a_quantity_can_be_counted_in_parts() -> None:

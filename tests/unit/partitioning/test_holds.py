@@ -7,7 +7,7 @@ import pytest
 
 from mig_manager.core.objects import well_known
 from mig_manager.core.partitioning.decision import decisions, past_decisions
-from mig_manager.core.partitioning.nodes import partitioned
+from mig_manager.core.partitioning.nodes import partitioned_nodes
 from tests.rigs.cluster import partitions
 from tests.rigs.cluster.partitions import NOW, decide, node, pod
 from tests.rigs.node import samples
@@ -37,7 +37,7 @@ def gpus_on_hold(
     decision: decisions.PartitioningDecision, nodes: list[dict[str, Any]]
 ) -> list[str]:
     (gpus,) = (each.gpus for each in decision.gpu_holds.values())
-    parsed = filter(None, map(partitioned.parse, nodes))
+    parsed = filter(None, map(partitioned_nodes.parse, nodes))
     return sorted(
         f"{each.name}{gpu.index}"
         for each in parsed

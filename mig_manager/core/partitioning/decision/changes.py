@@ -10,7 +10,7 @@ from mig_manager.core.fleet import node_amounts
 from mig_manager.core.layout import custom_layouts
 from mig_manager.core.partitioning import demand
 from mig_manager.core.partitioning.decision import decisions, past_decisions, waiting
-from mig_manager.core.partitioning.nodes import node_index, node_sets, partitioned
+from mig_manager.core.partitioning.nodes import node_index, node_sets, partitioned_nodes
 from mig_manager.core.planner import planner
 
 _MAX_CHANGES = 8
@@ -138,7 +138,7 @@ class Changes:
         )
         return True
 
-    def _repeats_failure(self, node: partitioned.PartitionedNode, content_hash: str) -> bool:
+    def _repeats_failure(self, node: partitioned_nodes.PartitionedNode, content_hash: str) -> bool:
         """Return whether a layout would repeat a failure of a node's agent too early.
 
         Two layouts that fail in turn must not keep a third from its pods.
@@ -151,7 +151,7 @@ class Changes:
         return failed_at is not None and decisions.is_recent(failed_at, now=self._now)
 
 
-def is_under_change(node: partitioned.PartitionedNode, *, now: dt.datetime) -> bool:
+def is_under_change(node: partitioned_nodes.PartitionedNode, *, now: dt.datetime) -> bool:
     """Return whether a node counts as under change: its agent works, or soon will.
 
     An agent that has been silent for long must not keep all other nodes from a change. A node

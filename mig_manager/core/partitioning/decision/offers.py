@@ -109,12 +109,12 @@ class Offers:
         if best and best.pods[0] < rank:
             return best
         group = self._batch.group[rank]
-        bounds = [(i, self.bound(i)) for i in serving]
-        bounds.sort(key=lambda each: -each[1].max_pods(1, each[1].sizes[group]))
+        limits = [(i, self.limit(i)) for i in serving]
+        limits.sort(key=lambda each: -each[1].max_pods(1, each[1].sizes[group]))
         searched = 0
-        for position, bound in bounds:
+        for position, limit in limits:
             least = len(best.pods) if best and best.pods[0] == rank else 0
-            if bound.max_pods(1, bound.sizes[group]) < least or searched >= _MAX_SEARCHED:
+            if limit.max_pods(1, limit.sizes[group]) < least or searched >= _MAX_SEARCHED:
                 break
             key = self._feasible.likeness(position)
             if any(position in nodes for nodes in skipped.values()):
@@ -122,7 +122,7 @@ class Offers:
             offer = self._valid_offers.get(key)
             if offer is None:
                 searched += 1
-                offer = self.offer(position, queue, skipped=skipped, bound=bound, least=least)
+                offer = self.offer(position, queue, skipped=skipped, limit=limit, least=least)
             if offer:
                 self._valid_offers[key] = offer
                 offer = dataclasses.replace(offer, position=position)
@@ -145,14 +145,14 @@ class Offers:
         *,
         skipped: Skipped,
         holding: Sequence[holds.Hold] = (),
-        bound: PodLimit | None = None,
+        limit: PodLimit | None = None,
         least: int = 0,
     ) -> Offer | None:
         """Return the pods that a change of a node can serve.
 
-        None if it serves none, or fewer than ``least`` by its ``bound``.
+        None if it serves none, or fewer than ``least`` by its ``limit``.
         """
-        bound = bound or self.bound(position)
+        limit = limit or self.limit(position)
         available = dict(self._available.of(position))
         change = self._feasible.trial(position)
         node_holds = [hold for hold in holding if hold.position == position]
@@ -169,10 +169,10 @@ class Offers:
             rank, group, at = heapq.heappop(heads)
             others = group.needs.others
             if rank not in skipped or position not in skipped[rank]:
-                size = bound.sizes[group]
+                size = limit.sizes[group]
                 if (
                     group.kind in full
-                    or used + size > bound.slices
+                    or used + size > limit.slices
                     or any(available.get(name, 0) < count for name, count in others)
                 ):
                     continue
@@ -182,7 +182,7 @@ class Offers:
                     continue
                 served.append(rank)
                 used += size
-                if bound.max_pods(len(served), used) < least:
+                if limit.max_pods(len(served), used) < least:
                     return None
                 for name, count in others:
                     available[name] -= count
@@ -191,7 +191,7 @@ class Offers:
                 heapq.heappush(heads, (ranks[at + 1], group, at + 1))
         return Offer(position=position, pods=tuple(served), change=change) if served else None
 
-    def bound(self, position: int) -> PodLimit:
+    def limit(self, position: int) -> PodLimit:
         """Return what limits the pods that a node can serve."""
         facts = self._index.facts[position]
         if facts.empty not in self._sizes:

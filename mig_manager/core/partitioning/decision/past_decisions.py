@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Mapping
 from mig_manager.core.node.devices import resources
 from mig_manager.core.partitioning import demand
 from mig_manager.core.partitioning.decision import decisions, holds
-from mig_manager.core.partitioning.nodes import partitioned
+from mig_manager.core.partitioning.nodes import partitioned_nodes
 
 _MIN_REST_S = 5.0
 _MAX_REST_S = 60.0
@@ -29,7 +29,7 @@ class History:
     room_since: Mapping[str, Mapping[str, dt.datetime]] = dataclasses.field(default_factory=dict)
     """By UID of a pending pod, by node: since when the node has room for it."""
     nominated_at: Mapping[str, dt.datetime] = dataclasses.field(default_factory=dict)
-    """By node: since when the scheduler preempts pods on it for one that does not count."""
+    """By node: since when the scheduler preempts pods on it for a ``demand.NominatedPod``."""
     gpu_holds: Mapping[str, holds.HoldRecord] = dataclasses.field(default_factory=dict)
     """By UID of a pending pod: the GPUs on hold for it."""
     ignored: Mapping[str, decisions.IgnoredRooms] = dataclasses.field(default_factory=dict)
@@ -42,7 +42,7 @@ class History:
 
 def remember(
     history: History,
-    nodes: Collection[partitioned.PartitionedNode],
+    nodes: Collection[partitioned_nodes.PartitionedNode],
     pending: Iterable[demand.Pending],
     decision: decisions.PartitioningDecision,
     *,
@@ -103,7 +103,7 @@ def remember(
 
 
 def _failures(
-    node: partitioned.PartitionedNode, history: History, now: dt.datetime
+    node: partitioned_nodes.PartitionedNode, history: History, now: dt.datetime
 ) -> Mapping[str, dt.datetime]:
     """Return the recent failures of a node's agent since it last applied a layout."""
     if not (node.agent.failed_hash or _is_being_changed(node, history, now)):
@@ -117,7 +117,7 @@ def _failures(
 
 def unprepared_pods(
     history: History,
-    nodes: Iterable[partitioned.PartitionedNode],
+    nodes: Iterable[partitioned_nodes.PartitionedNode],
     expected: Iterable[demand.Pending],
     *,
     now: dt.datetime,
@@ -139,7 +139,7 @@ def unprepared_pods(
 
 
 def _is_being_changed(
-    node: partitioned.PartitionedNode, history: History, now: dt.datetime
+    node: partitioned_nodes.PartitionedNode, history: History, now: dt.datetime
 ) -> bool:
     """Return whether a node's agent works on a request, or may not have noticed it yet."""
     changed_at = history.changed_at.get(node.name)
@@ -148,7 +148,7 @@ def _is_being_changed(
 
 
 def cooldown_left_s(
-    node: partitioned.PartitionedNode,
+    node: partitioned_nodes.PartitionedNode,
     limits: decisions.PartitionerLimits,
     history: History,
     *,

@@ -14,7 +14,7 @@ from collections.abc import Set as AbstractSet
 from mig_manager.core import messages
 from mig_manager.core.node.devices import claims, device_classes, resources
 from mig_manager.core.partitioning import demand
-from mig_manager.core.partitioning.nodes import partitioned
+from mig_manager.core.partitioning.nodes import partitioned_nodes
 
 _UNREADABLE = "the partitioner cannot list ResourceClaims"
 _DYNAMIC = "its DRA driver creates MIG devices by itself (DynamicMIG)"
@@ -31,8 +31,8 @@ class ClusterClaims:
 
 
 def with_claims(
-    nodes: Iterable[partitioned.PartitionedNode], cluster: ClusterClaims
-) -> tuple[partitioned.PartitionedNode, ...]:
+    nodes: Iterable[partitioned_nodes.PartitionedNode], cluster: ClusterClaims
+) -> tuple[partitioned_nodes.PartitionedNode, ...]:
     """Return the nodes with the devices that they have by claims."""
     claimable = frozenset(each.resource for each in cluster.classes)
     by_pool: dict[str, list[claims.Slice]] = collections.defaultdict(list)
@@ -44,7 +44,7 @@ def with_claims(
         for pool, device in devices:
             claimed[pool].add(device)
 
-    def complete(node: partitioned.PartitionedNode) -> partitioned.PartitionedNode:
+    def complete(node: partitioned_nodes.PartitionedNode) -> partitioned_nodes.PartitionedNode:
         if node.name not in by_pool or _has_plugin(node.supply):
             return node
         if cluster.allocated is None:
@@ -57,16 +57,16 @@ def with_claims(
     return tuple(map(complete, nodes))
 
 
-def _has_plugin(supply: partitioned.Supply) -> bool:
+def _has_plugin(supply: partitioned_nodes.Supply) -> bool:
     return any(resources.is_mig(name) for name, _ in supply.allocatable)
 
 
 def _with_devices(
-    supply: partitioned.Supply,
+    supply: partitioned_nodes.Supply,
     slices: Sequence[claims.Slice],
     claimed: AbstractSet[str],
     claimable: frozenset[str],
-) -> partitioned.Supply:
+) -> partitioned_nodes.Supply:
     names = {name: resource for each in slices for name, resource in _resources(each).items()}
     repelling = {name for each in slices for name in each.taints}
     listed = collections.Counter(names.values())
@@ -74,7 +74,9 @@ def _with_devices(
     mismatch = (
         _DYNAMIC
         if is_dynamic
-        else partitioned.why_differing(dict(supply.devices), listed, "the DRA driver's devices")
+        else partitioned_nodes.why_differing(
+            dict(supply.devices), listed, "the DRA driver's devices"
+        )
     )
     # A change restarts the driver, which then publishes the devices without their taints.
     tainted = messages.list_names(claims.tainted_devices(slices))

@@ -11,7 +11,7 @@ from mig_manager.core import messages
 from mig_manager.core.node.devices import resources
 from mig_manager.core.objects import selectors, well_known
 from mig_manager.core.partitioning import demand
-from mig_manager.core.partitioning.nodes import node_sets, partitioned
+from mig_manager.core.partitioning.nodes import node_sets, partitioned_nodes
 
 _NAME_FIELD = "metadata.name"
 
@@ -19,7 +19,7 @@ _NAME_FIELD = "metadata.name"
 class Exclusions:
     """The nodes of one decision by what can keep pods off."""
 
-    def __init__(self, nodes: Sequence[partitioned.PartitionedNode]) -> None:
+    def __init__(self, nodes: Sequence[partitioned_nodes.PartitionedNode]) -> None:
         self._nodes = nodes
         self._every = node_sets.of(range(len(nodes)))
         self._values: dict[str, dict[str | None, node_sets.NodeSet]] = {}

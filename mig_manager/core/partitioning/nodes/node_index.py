@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from mig_manager.core import model
 from mig_manager.core.node.devices import resources
 from mig_manager.core.partitioning import demand
-from mig_manager.core.partitioning.nodes import exclusions, node_sets, partitioned
+from mig_manager.core.partitioning.nodes import exclusions, node_sets, partitioned_nodes
 from mig_manager.core.partitioning.search import fit_search, trial_change
 
 
@@ -17,13 +17,13 @@ from mig_manager.core.partitioning.search import fit_search, trial_change
 class NodeFacts:
     """Facts that a decision derives from one node."""
 
-    node: partitioned.PartitionedNode  # in the state from which it was derived
+    node: partitioned_nodes.PartitionedNode  # in the state from which it was derived
     gpus: trial_change.ChangeableGpus
     empty: tuple[fit_search.GpuState, ...]  # all its GPUs without their instances
     devices: Mapping[model.Profile, int]
     available: Mapping[str, int]
 
-    def is_of(self, node: partitioned.PartitionedNode) -> bool:
+    def is_of(self, node: partitioned_nodes.PartitionedNode) -> bool:
         """Return whether the facts are also true for this state of the node."""
         mine = self.node
         return (
@@ -47,7 +47,7 @@ class NodeCache:
         self.search = fit_search.FitSearch()
         self._facts: dict[str, NodeFacts] = {}
 
-    def facts(self, nodes: Iterable[partitioned.PartitionedNode]) -> list[NodeFacts]:
+    def facts(self, nodes: Iterable[partitioned_nodes.PartitionedNode]) -> list[NodeFacts]:
         """Return the facts of nodes; forget other nodes."""
         if self.search.count > self._MAX_SEARCHES:
             self.search, self._facts = fit_search.FitSearch(), {}
@@ -58,7 +58,7 @@ class NodeCache:
         self._facts = {each.node.name: each for each in facts}
         return facts
 
-    def _derive(self, node: partitioned.PartitionedNode) -> NodeFacts:
+    def _derive(self, node: partitioned_nodes.PartitionedNode) -> NodeFacts:
         classes = [self.search.gpu_class(gpu, node.in_use.get(gpu.uuid)) for gpu in node.gpus]
         used = collections.Counter(itertools.chain.from_iterable(each.used for each in classes))
         # A pod that has not started yet has an idle instance of these profiles.
@@ -89,7 +89,7 @@ class NodeIndex:
     """The nodes of one decision, sorted by name, and sets of them."""
 
     def __init__(
-        self, nodes: Iterable[partitioned.PartitionedNode], cache: NodeCache | None = None
+        self, nodes: Iterable[partitioned_nodes.PartitionedNode], cache: NodeCache | None = None
     ) -> None:
         """Build it from nodes with their pods (``with_pods``), and times by one ``OwnClock``.
 

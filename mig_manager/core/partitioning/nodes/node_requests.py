@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from mig_manager.core.node.devices import resources
 from mig_manager.core.partitioning import demand
-from mig_manager.core.partitioning.nodes import partitioned
+from mig_manager.core.partitioning.nodes import partitioned_nodes
 
 
 class Requests:
@@ -79,19 +79,21 @@ class Requests:
 
 
 def with_pods(
-    nodes: Iterable[partitioned.PartitionedNode], requests: Requests
-) -> tuple[partitioned.PartitionedNode, ...]:
+    nodes: Iterable[partitioned_nodes.PartitionedNode], requests: Requests
+) -> tuple[partitioned_nodes.PartitionedNode, ...]:
     """Return the nodes with what their pods show."""
     return tuple(dataclasses.replace(node, pods=shown_by_pods(node, requests)) for node in nodes)
 
 
-def shown_by_pods(node: partitioned.PartitionedNode, requests: Requests) -> partitioned.PodFacts:
+def shown_by_pods(
+    node: partitioned_nodes.PartitionedNode, requests: Requests
+) -> partitioned_nodes.PodFacts:
     """Return what a node's pods show; claims also show devices that no limit names."""
     allocated = requests.of(node.name)
     if node.supply.claimable is not None:
         others = {name: count for name, count in allocated if not resources.is_mig(name)}
         allocated = demand.to_amounts({**others, **dict(node.supply.claimed)})
-    return partitioned.PodFacts(
+    return partitioned_nodes.PodFacts(
         allocated=allocated,
         has_lost_agent=requests.has_lost_agent(node.name),
         is_nominated=requests.is_nominated(node.name),

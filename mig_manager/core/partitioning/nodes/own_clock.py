@@ -4,7 +4,7 @@ import dataclasses
 import datetime as dt
 from collections.abc import Iterable
 
-from mig_manager.core.partitioning.nodes import node_requests, partitioned
+from mig_manager.core.partitioning.nodes import node_requests, partitioned_nodes
 
 
 class OwnClock:
@@ -16,17 +16,17 @@ class OwnClock:
 
     def __init__(self) -> None:
         self._before: dict[
-            str, tuple[partitioned.PartitionedNode, partitioned.PartitionedNode]
+            str, tuple[partitioned_nodes.PartitionedNode, partitioned_nodes.PartitionedNode]
         ] = {}
         """By node: as reported, and with times by our clock."""
 
     def with_own_times(
         self,
-        nodes: Iterable[partitioned.PartitionedNode],
+        nodes: Iterable[partitioned_nodes.PartitionedNode],
         requests: node_requests.Requests,
         *,
         now: dt.datetime,
-    ) -> tuple[partitioned.PartitionedNode, ...]:
+    ) -> tuple[partitioned_nodes.PartitionedNode, ...]:
         """Return the nodes with their pods and times by our clock; forget nodes that are gone.
 
         A node that has not changed is the same object as before: others are copied once, which
@@ -55,13 +55,16 @@ class OwnClock:
             self._before[name] = reported, dataclasses.replace(dated, times=later)
 
     def _with_own_times(
-        self, node: partitioned.PartitionedNode, pods: partitioned.PodFacts, now: dt.datetime
-    ) -> partitioned.PartitionedNode:
+        self,
+        node: partitioned_nodes.PartitionedNode,
+        pods: partitioned_nodes.PodFacts,
+        now: dt.datetime,
+    ) -> partitioned_nodes.PartitionedNode:
         reported, dated = self._before.get(node.name, (node, None))
         if dated and reported is node and dated.pods == pods:
             return dated
-        kept = dated.times if dated else partitioned.Times()
-        before = reported.times if dated else partitioned.Times()
+        kept = dated.times if dated else partitioned_nodes.Times()
+        before = reported.times if dated else partitioned_nodes.Times()
         times = node.times
         is_ready = node.is_ready and not pods.has_lost_agent
         # When a run ended before this process knew the node, only the agent's clock shows. At
@@ -72,7 +75,7 @@ class OwnClock:
         return dataclasses.replace(
             node,
             pods=pods,
-            times=partitioned.Times(
+            times=partitioned_nodes.Times(
                 # Another request does not restart a silent agent's time.
                 requested_at=times.requested_at and (kept.requested_at or now),
                 started_at=_own_time(times.started_at, before.started_at, kept.started_at, now),

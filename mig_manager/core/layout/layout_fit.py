@@ -50,7 +50,7 @@ class ProductFit:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Validated:
+class Validation:
     """How layouts fit products, in the order of layouts, then of products."""
 
     source: str
@@ -104,7 +104,7 @@ class Validated:
         }
 
 
-Others = Callable[[], Sequence[model.Gpu]]
+OtherProducts = Callable[[], Sequence[model.Gpu]]
 """Returns one idle GPU of every other known product; called only if a rule does not fit."""
 
 
@@ -113,8 +113,8 @@ def against_products(
     *,
     source: str,
     templates: Sequence[model.Gpu],
-    others: Others | None = None,
-) -> Validated:
+    others: OtherProducts | None = None,
+) -> Validation:
     """Check every layout against products.
 
     A rule counts if its filter matches the product, whatever GPU indices it names. It does not
@@ -151,8 +151,8 @@ def against_node(
     *,
     source: str,
     gpus: Sequence[model.Gpu],
-    others: Others | None = None,
-) -> Validated:
+    others: OtherProducts | None = None,
+) -> Validation:
     """Check every layout against the GPUs of one node, regardless of their instances."""
     products = tuple(dict.fromkeys(gpu.name for gpu in gpus))
     cases = [
@@ -173,11 +173,11 @@ def _check(
     checked: Sequence[layouts.Layout],
     source: str,
     products: tuple[str, ...],
-    others: Others | None,
+    others: OtherProducts | None,
     cases: Sequence["_Case"],
-) -> Validated:
+) -> Validation:
     check = _LayoutCheck(others)
-    return Validated(
+    return Validation(
         source=source,
         layouts=tuple(layout.name for layout in checked),
         products=products,
@@ -238,7 +238,7 @@ class _Case:
 class _LayoutCheck:
     """Checks layouts, with a cache of rules that fit other products."""
 
-    def __init__(self, others: Others | None) -> None:
+    def __init__(self, others: OtherProducts | None) -> None:
         self._others = others
         self._fits_by_rule: dict[layouts.Rule, bool] = {}
 

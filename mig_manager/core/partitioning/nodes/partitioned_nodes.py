@@ -27,7 +27,7 @@ class PodFacts:
     allocated: demand.Amounts = ()  # requests of the pods bound to it
     has_lost_agent: bool = False  # whether its agent's pod is gone or not ready
     is_nominated: bool = False
-    """Whether the scheduler preempts pods on it for one that does not count."""
+    """Whether the scheduler preempts pods on it for a ``demand.NominatedPod``."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

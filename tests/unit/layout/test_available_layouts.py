@@ -7,11 +7,17 @@ from hypothesis import strategies as st
 from mig_manager import errors
 from mig_manager.catalogue import hardware
 from mig_manager.core import model
-from mig_manager.core.layout import config, generator, layout_documents, layout_list, served
+from mig_manager.core.layout import (
+    available_layouts,
+    config,
+    generator,
+    layout_documents,
+    layout_list,
+)
 from mig_manager.core.records import run_status
 
 A100 = hardware.template(hardware.find("A100-SXM4-40GB"))
-MADE = served.generate([A100])
+MADE = available_layouts.generate([A100])
 SOURCE = "own.yaml"
 
 names = st.sets(st.sampled_from([*MADE, "team-a", "team-b"]))
@@ -28,7 +34,7 @@ def document(layout_names: set[str]) -> layout_documents.Document:
 def test_every_name_is_served_once_and_the_right_one_wins(
     *, own_names: set[str], is_default: bool
 ) -> None:
-    merged = served.merge(document(own_names), MADE, is_default=is_default).layouts
+    merged = available_layouts.merge(document(own_names), MADE, is_default=is_default).layouts
 
     assert merged.keys() == own_names | MADE.keys()
     for name, layout in merged.items():
@@ -38,15 +44,15 @@ def test_every_name_is_served_once_and_the_right_one_wins(
 
 @given(names)
 def test_where_nothing_is_generated_the_file_counts_alone(own_names: set[str]) -> None:
-    assert served.merge(document(own_names), {}, is_default=True) == document(own_names)
+    assert available_layouts.merge(document(own_names), {}, is_default=True) == document(own_names)
 
 
 @pytest.mark.parametrize("name", hardware.product_names())
 def test_every_generated_layout_fits_and_is_shown_with_its_instances(name: str) -> None:
     gpu = hardware.template(hardware.find(name))
-    made = served.generate([gpu])
+    made = available_layouts.generate([gpu])
 
-    fits = {fit.layout.name: fit.gpus for fit in served.fitting(made.values(), [gpu])}
+    fits = {fit.layout.name: fit.gpus for fit in available_layouts.fitting(made.values(), [gpu])}
 
     assert fits.keys() == made.keys()
     for layout, (shown,) in fits.items():
@@ -57,7 +63,7 @@ def test_every_generated_layout_fits_and_is_shown_with_its_instances(name: str) 
 
 
 def test_no_layout_is_generated_for_gpus_without_mig() -> None:
-    assert served.generate([hardware.template(hardware.find("T4"))]) == {}
+    assert available_layouts.generate([hardware.template(hardware.find("T4"))]) == {}
 
 
 @given(
@@ -95,10 +101,10 @@ def test_a_layout_that_gpus_cannot_have_is_left_out() -> None:
     own_document = document({"team-a"})
     a30 = hardware.template(hardware.find("A30"))
 
-    assert list(served.fitting(own_document.layouts.values(), [a30])) == []
-    (fit,) = served.fitting(own_document.layouts.values(), [A100])
+    assert list(available_layouts.fitting(own_document.layouts.values(), [a30])) == []
+    (fit,) = available_layouts.fitting(own_document.layouts.values(), [A100])
     assert [gpu.current_mode for gpu in fit.gpus] == [model.MigMode.ENABLED]
     with pytest.raises(errors.LayoutError):
-        served.merge(
+        available_layouts.merge(
             own_document, generator.layouts_of(generator.kinds_of([a30])), is_default=False
         ).layout("all-1g.5gb")

@@ -57,7 +57,7 @@ def _find_in_file_or_generate(
         if name in file.layouts or not has_generated:
             return file.layout(name), file.warnings
     gpus = observe()
-    every = available(read_file, sources, gpus)
+    every = list_all(read_file, sources, gpus)
     try:
         return every.layout(name, (gpus,)), every.warnings
     except errors.LayoutError as error:
@@ -71,7 +71,7 @@ def _find_in_file_or_generate(
         ) from error
 
 
-def available(
+def list_all(
     read_file: _ReadFile, sources: node_settings.LayoutSources, gpus: model.ObservedGpus
 ) -> layout_documents.Document:
     """Return every layout of the file and of the GPUs; a default file may be unusable.
