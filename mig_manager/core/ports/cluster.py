@@ -175,7 +175,13 @@ class Slots(Protocol):
         """
 
     def check(self) -> None:
-        """Raise NotReadyError SLOTS_TAKEN if another node may take the slot within 30 seconds."""
+        """Renew the slot.
+
+        Raises:
+            ClusterError: The API refused or does not answer.
+            NotReadyError: SLOTS_TAKEN: another node has the slot, or may take it within 30
+                seconds.
+        """
 
     def release(self) -> None:
         """Release this node's slot; if the API does not answer, the slot expires."""

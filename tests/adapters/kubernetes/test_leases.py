@@ -1,5 +1,6 @@
 """Slots for nodes under change, on the embedded API server."""
 
+import contextlib
 import dataclasses
 from collections.abc import Iterator
 
@@ -152,6 +153,20 @@ def test_a_slot_that_another_node_took_over_is_lost(rig: LeasesRig) -> None:
         slot.check()
     slot.release()
     assert rig.holders() == {LEASE: "b"}
+
+
+@pytest.mark.parametrize("is_taken", [True, False], ids=["taken", "free"])
+def test_a_slot_that_a_second_agent_of_the_node_released_is_checked(
+    rig: LeasesRig, *, is_taken: bool
+) -> None:
+    slot, second, other = rig.with_slot("a"), rig.with_slot("a"), rig.of("b")
+    second.release()
+    assert not is_taken or other.take() is None
+
+    with pytest.raises(errors.NotReadyError) if is_taken else contextlib.nullcontext():
+        slot.check()
+
+    assert rig.holders() == {LEASE: "b" if is_taken else "a"}
 
 
 @pytest.fixture
