@@ -17,7 +17,7 @@ from mig_manager.adapters.host import process
 from mig_manager.catalogue import hardware
 from mig_manager.core.layout import config
 from mig_manager.core.objects import well_known
-from mig_manager.sandbox import demo_layouts, stages, stories
+from mig_manager.sandbox import demo_layouts, scenarios, stages
 from mig_manager.sandbox.driver import states
 from testkit import apiserver
 
@@ -34,7 +34,7 @@ def main() -> None:
     text = process.packaged_config().read_text(encoding="utf-8")
     text += demo_layouts.render(gpus, config.parse(text, source="packaged"))
     for name in ("first-layout", "one-slice", "does-not-fit"):
-        story = stories.STORIES[name]
+        story = scenarios.BY_NAME[name]
         server = apiserver.ApiServer()
         with stages.Stage(_SPEC, text, latency=states.REALISTIC, server=server) as stage:
             story.prepare(stage)

@@ -9,5 +9,5 @@ The wheel and the image contain all of it, and three kinds of programs use it:
 - ``acceptance`` compares real GPUs with simulated ones of the same product: ``twin``.
 - ``demo`` and the tests use the rest. ``apiserver`` is a Kubernetes API server, and needs the
   extra ``sandbox``; ``node`` is a node of a cluster; ``stages`` puts all of them around the real
-  agent, and ``scenarios`` demonstrates it.
+  agent, and ``demo`` shows it.
 """

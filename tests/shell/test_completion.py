@@ -11,7 +11,7 @@ import pytest
 
 from mig_manager.catalogue import hardware
 from mig_manager.cli import registry
-from mig_manager.sandbox import stories
+from mig_manager.sandbox import scenarios
 from tests.rigs import programs
 from tests.rigs.shell.commandline import Shell
 from tests.shell import terminal
@@ -204,4 +204,4 @@ def test_the_words_of_an_option_are_those_of_its_command() -> None:
     assert words["export", "output-format"] == ("yaml", "json")
     assert words["status", "output-format"] == ("text", "wide", "json", "yaml")
     assert words["apply", "output-format"] == ("text", "json", "yaml")
-    assert words["demo", "scenario"] == tuple(stories.STORIES)
+    assert words["demo", "scenario"] == tuple(scenarios.BY_NAME)

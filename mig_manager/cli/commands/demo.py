@@ -56,7 +56,7 @@ class Settings(command_settings.TerminalSettings):
 def run(settings: Settings, terminal: console.Console) -> int:
     """Show a scenario; UsageError if it is unknown or the sandbox is not installed."""
     try:
-        from mig_manager.sandbox import fleet_story, scenarios, stories  # may not be installed
+        from mig_manager.sandbox import demo, fleet_demo, scenarios  # may not be installed
     except ModuleNotFoundError as error:
         raise errors.UsageError(
             f"the demo needs {error.name}, which is not installed",
@@ -66,13 +66,13 @@ def run(settings: Settings, terminal: console.Console) -> int:
     if settings.scenario and settings.nodes:
         raise errors.UsageError("--scenario and --nodes exclude each other")
     scenario = settings.scenario or "one-slice"
-    if scenario not in stories.STORIES:
-        names = ", ".join(stories.STORIES)
+    if scenario not in scenarios.BY_NAME:
+        names = ", ".join(scenarios.BY_NAME)
         raise errors.UsageError(f"unknown scenario {scenario!r}; choose from {names}")
     terminal.configure_log(node_settings.LogLevel.WARNING, is_debug=settings.is_debug)
     style = terminal.style(settings.colour)
-    story = scenarios.DemoOptions(
-        spec=settings.spec or (fleet_story.SPEC if settings.nodes else scenarios.SPEC),
+    story = demo.DemoOptions(
+        spec=settings.spec or (fleet_demo.SPEC if settings.nodes else demo.SPEC),
         scenario=scenario,
         packaged=process.packaged_config(),
         is_real_time=settings.is_real_time,
@@ -80,8 +80,8 @@ def run(settings: Settings, terminal: console.Console) -> int:
         exports=_path_exports(terminal.environ, is_kept=settings.is_kept),
     )
     if not settings.nodes:
-        return scenarios.run(story, say=terminal.say, style=style)
-    return fleet_story.run(
+        return demo.run(story, say=terminal.say, style=style)
+    return fleet_demo.run(
         story, settings.nodes, say=terminal.say, style=style, is_live=terminal.can_redraw
     )
 

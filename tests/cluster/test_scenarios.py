@@ -9,7 +9,7 @@ import pytest
 from mig_manager.adapters.kubernetes import api
 from mig_manager.core.objects import well_known
 from mig_manager.core.records import run_status
-from mig_manager.sandbox import stages, stories
+from mig_manager.sandbox import scenarios, stages
 from mig_manager.sandbox.node import cluster_view, objects
 from tests.rigs import api_objects
 from tests.rigs.cluster import account_rights, api_servers
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.filterwarnings(
 KINDS = ("8xA100-SXM4-40GB", "8xH100", "4xA30", "4xRTX-PRO-6000", "4xA100-SXM4-80GB+2xA30")
 
 
-@pytest.mark.parametrize("story", stories.STORIES)
+@pytest.mark.parametrize("story", scenarios.BY_NAME)
 @pytest.mark.parametrize(
     ("where", "spec"),
     [
@@ -41,7 +41,7 @@ KINDS = ("8xA100-SXM4-40GB", "8xH100", "4xA30", "4xRTX-PRO-6000", "4xA100-SXM4-8
 def test_every_story_of_the_demo_comes_out_as_it_must(
     where: api_servers.Cluster, tmp_path: pathlib.Path, spec: str, story: str
 ) -> None:
-    story_ = stories.STORIES[story]
+    story_ = scenarios.BY_NAME[story]
     gpus = gpu_values.gpus_of(spec)
     with clusters.stage(where, tmp_path, *story_.agent_options, spec=spec) as stage:
         story_.prepare(stage)

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from mig_manager.core.node.devices import strategies
-from mig_manager.sandbox import stories
+from mig_manager.sandbox import scenarios
 from testkit import nvml_faults
 from tests.rigs import programs
 from tests.rigs.node import gpu_values
@@ -33,7 +33,7 @@ def test_other_strategies_of_the_plugin_are_verified_as_well(
 def test_change_that_waits_for_pods_lists_them_a_few_times() -> None:
     # As on a real node: what the agent waits for takes some seconds, of pods and of the plugin.
     slow = dataclasses.replace(agent_stage.QUICK, pod_stop_s=3.0, plugin_start_s=3.0)
-    scenario = stories.STORIES["first-layout"]
+    scenario = scenarios.BY_NAME["first-layout"]
     with agent_stage.AgentStage(SPEC, *scenario.agent_options, node_options=slow) as stage:
         scenario.prepare(stage)
         stage.server.log.clear()

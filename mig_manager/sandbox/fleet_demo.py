@@ -17,7 +17,7 @@ from mig_manager.core.fleet import fleet_nodes, node_reports, overview
 from mig_manager.core.node.devices import resources
 from mig_manager.core.objects import pod_object, well_known
 from mig_manager.core.records import run_status
-from mig_manager.sandbox import demo_layouts, ending, machines, scenarios, stages, stories
+from mig_manager.sandbox import demo, demo_layouts, ending, machines, scenarios, stages
 from mig_manager.sandbox.node import cluster_view, manifests, objects
 
 SPEC = "2xA100-SXM4-40GB"
@@ -31,7 +31,7 @@ _EVENTS = 6  # below the nodes in the live view
 
 
 def run(
-    options: scenarios.DemoOptions,
+    options: demo.DemoOptions,
     count: int,
     *,
     say: Callable[[str], None],
@@ -58,19 +58,19 @@ def run(
     )
     title = f"{count} nodes with {options.spec} each (simulated)"
     say(style.paint(style.fit(title), bar.Tone.STRONG))
-    say(scenarios.STARTING)
+    say(demo.STARTING)
     with ending.on_signals(stage.fail), stage:
-        scenarios.publish_layouts(stage)
+        demo.publish_layouts(stage)
         with _NodeBoard(stage, say, style, is_live=is_live).shown() as board:
             checks = _Story(stage, names, board).play()
         say("\n".join(board.nodes()))
-        scenarios.say_checks(checks, say=say, style=style)
+        demo.say_checks(checks, say=say, style=style)
         next_steps = _suggestions(options, count)
-        scenarios.say_next(stage, options, next_steps, who="The nodes stay", say=say, style=style)
+        demo.say_next(stage, options, next_steps, who="The nodes stay", say=say, style=style)
     return 0 if all(checks.values()) else 1
 
 
-def _suggestions(options: scenarios.DemoOptions, count: int) -> Sequence[tuple[str, str]]:
+def _suggestions(options: demo.DemoOptions, count: int) -> Sequence[tuple[str, str]]:
     """Return pairs of a purpose and a command."""
     if not options.is_kept:
         again = f"mig-manager demo --nodes {count}{options.simulating(SPEC)} --keep"
@@ -95,7 +95,7 @@ class _Story:
         self._names = names
         self._board = board
 
-    def play(self) -> stories.Checks:
+    def play(self) -> scenarios.Checks:
         self._populate()
         return self._roll_out() | self._undo() | self._follow_demand()
 
@@ -111,11 +111,11 @@ class _Story:
         for name in self._names:
             for size in sizes:
                 for number in range(self._stage.allocatable()[size]):
-                    self._run_pod(f"{stories.pod_name(size)}-{number}-of-{name}", size, on=name)
+                    self._run_pod(f"{scenarios.pod_name(size)}-{number}-of-{name}", size, on=name)
         self._stage.guard({"matchLabels": {"node": _GUARDED}})
         self._wait_running(len(self._names) * sum(self._stage.allocatable()[s] for s in sizes))
 
-    def _roll_out(self) -> stories.Checks:
+    def _roll_out(self) -> scenarios.Checks:
         before = self._devices()
         status = self._command("rollout", demo_layouts.ONE_SLICE, "--pause-on-failure")
         failed = self._with_label(well_known.STATE_LABEL, run_status.State.FAILED.value)
@@ -135,12 +135,12 @@ class _Story:
             ),
         }
 
-    def _undo(self) -> stories.Checks:
+    def _undo(self) -> scenarios.Checks:
         status = self._command("rollout", "undo")
         self._wait_applied(demo_layouts.BALANCED, self._names)
         return {f"after the undo every node has {demo_layouts.BALANCED} again": status == 0}
 
-    def _follow_demand(self) -> stories.Checks:
+    def _follow_demand(self) -> scenarios.Checks:
         """Let the partitioner change a node for pods whose devices no node has."""
         label = {well_known.PARTITIONING_LABEL: well_known.ON_DEMAND}
         self._board.say(f"kubectl delete pod -l node={_ON_DEMAND}")
@@ -157,7 +157,7 @@ class _Story:
         )
         resource = resources.of_profile(biggest) or resources.GPU
         self._board.say(f"two pods that want a {biggest}, and mig-manager partitioner --mode act")
-        pending = [f"{stories.pod_name(resource)}-{number}" for number in range(2)]
+        pending = [f"{scenarios.pod_name(resource)}-{number}" for number in range(2)]
         for name in pending:
             self._run_pod(name, resource)
         partitioner = self._start(
