@@ -84,6 +84,10 @@ class PartitionerRig:
         node["spec"] = {"taints": [{"key": resources.GPU, "effect": "NoSchedule"}]}
         self.server.store.create(node)
 
+    def add_nodes(self, *names: str) -> None:
+        for name in names:
+            self.add_node(name)
+
     def _annotations(
         self,
         name: str,
@@ -212,6 +216,12 @@ class PartitionerRig:
         service.cluster.start()
         replica = Replica(service=service, kube=kube)
         self.replicas.append(replica)
+        return replica
+
+    def stepping_replica(self, **options: str) -> Replica:
+        """Start a replica, and let time pass until it has decided about the pods of now."""
+        replica = self.replica(**options)
+        self.pass_time(SOON_S, replica)
         return replica
 
     def kill(self, replica: Replica) -> None:

@@ -15,8 +15,7 @@ from tests.rigs import layout_table
 
 def test_pending_pod_gets_room_by_one_patch(rig: PartitionerRig) -> None:
     rig.add_node()
-    replica = rig.replica()
-    rig.pass_time(SOON_S, replica)
+    replica = rig.stepping_replica()
     assert replica.kube.patches == []
     version = rig.node()["metadata"]["resourceVersion"]
 
@@ -89,8 +88,7 @@ def test_demand_that_keeps_changing_is_decided_on_after_the_longest_wait(
     rig: PartitionerRig,
 ) -> None:
     rig.add_node()
-    replica = rig.replica(longest_wait_s="5")
-    rig.pass_time(SOON_S, replica)
+    replica = rig.stepping_replica(longest_wait_s="5")
     asked_after = None
 
     for second in range(10):
@@ -177,8 +175,7 @@ def test_no_gpu_is_on_hold_for_a_pod_that_has_just_begun_to_wait(
     (gpu,) = rig.gpus["n1"]
     rig.in_use["n1"] = {gpu.uuid: frozenset(gi.placement for gi in gpu.gpu_instances)}
     rig.publish("n1")
-    replica = rig.replica()
-    rig.pass_time(SOON_S, replica)
+    replica = rig.stepping_replica()
     rig.add_pods("large", profile="7g.40gb")
     age = {"metadata": {"creationTimestamp": created}}
     rig.server.merge(kinds.PODS, "large", age, namespace="default")

@@ -45,8 +45,7 @@ def test_a_node_that_changed_since_the_decision_is_decided_on_again(rig: Partiti
     ],
 )
 def test_a_failed_patch_is_retried_once(rig: PartitionerRig, fault: apiserver.Fault) -> None:
-    rig.add_node("n1")
-    rig.add_node("n2")
+    rig.add_nodes("n1", "n2")
     rig.add_pods("p1")
     replica = rig.replica(max_unavailable="2")
     rig.server.inject(dataclasses.replace(fault, verb="patch", resource="nodes"))
@@ -77,8 +76,7 @@ def test_a_throttled_request_waits_as_long_as_the_api_asks(rig: PartitionerRig) 
 def test_a_failed_request_is_withdrawn_once_its_pods_are_gone(rig: PartitionerRig) -> None:
     rig.add_node()
     rig.add_pods("p1")
-    replica = rig.replica()
-    rig.pass_time(SOON_S, replica)
+    replica = rig.stepping_replica()
     rig.answer("n1", reason=reasons.Reason.INTERNAL)
     failed = rig.requested_layout()
 
@@ -112,8 +110,7 @@ def test_requests_to_a_failing_api_become_rarer(rig: PartitionerRig) -> None:
 def test_unchangeable_node_is_left_alone_and_others_are_served(
     rig: PartitionerRig, fault: apiserver.Fault
 ) -> None:
-    rig.add_node("n1")
-    rig.add_node("n2")
+    rig.add_nodes("n1", "n2")
     rig.add_pods("p1")
     replica = rig.replica()
     rig.server.inject(dataclasses.replace(fault, verb="patch", path="/nodes/n1", times=None))
@@ -192,8 +189,7 @@ def test_a_lost_watch_is_opened_again_and_nothing_is_decided_meanwhile(
     rig: PartitionerRig, how: apiserver.Break
 ) -> None:
     rig.add_node()
-    replica = rig.replica()
-    rig.pass_time(SOON_S, replica)
+    replica = rig.stepping_replica()
 
     with structlog.testing.capture_logs():
         rig.server.break_watches(how)
@@ -206,8 +202,7 @@ def test_a_lost_watch_is_opened_again_and_nothing_is_decided_meanwhile(
 @pytest.mark.parametrize("jump_s", [86400.0, -86400.0])
 def test_a_wall_clock_that_jumps_changes_nothing(rig: PartitionerRig, jump_s: float) -> None:
     rig.add_node()
-    replica = rig.replica()
-    rig.pass_time(SOON_S, replica)
+    replica = rig.stepping_replica()
 
     rig.clock.jump_s = jump_s
     rig.add_pods("p1")
@@ -224,8 +219,7 @@ def test_a_wall_clock_that_jumps_changes_nothing(rig: PartitionerRig, jump_s: fl
 @pytest.mark.slow
 def test_a_storm_of_pods_causes_few_requests_and_few_events(rig: PartitionerRig) -> None:
     rig.add_node("n1")
-    replica = rig.replica()
-    rig.pass_time(SOON_S, replica)
+    replica = rig.stepping_replica()
     rig.server.log.clear()
 
     rig.add_pods(*(f"p{number}" for number in range(250)))
@@ -243,8 +237,7 @@ def test_a_storm_of_pods_causes_few_requests_and_few_events(rig: PartitionerRig)
 
 
 def test_events_about_requests_are_within_the_allowance(rig: PartitionerRig) -> None:
-    replica = rig.replica()
-    rig.pass_time(SOON_S, replica)
+    replica = rig.stepping_replica()
     another = announcer.Announcer(replica.service.cluster, replica.service.leader, rig.clock)
     for number in range(40):
         another.announce_request(

@@ -37,8 +37,7 @@ def test_recommend_changes_nothing_and_needs_no_patch_right() -> None:
 
 
 def test_a_recommendation_names_the_pods_that_a_change_would_serve(rig: PartitionerRig) -> None:
-    rig.add_node("n1")
-    rig.add_node("n2")
+    rig.add_nodes("n1", "n2")
     rig.add_pods("p1", "p2")
 
     rig.pass_time(SOON_S, rig.replica(mode="recommend", max_unavailable="2"))
@@ -52,11 +51,9 @@ def test_a_recommendation_names_the_pods_that_a_change_would_serve(rig: Partitio
 
 @pytest.mark.slow
 def test_recommendations_are_summed_up_every_hour(rig: PartitionerRig) -> None:
-    rig.add_node("n1")
-    rig.add_node("n2")
+    rig.add_nodes("n1", "n2")
     rig.add_pods("p1", "p2")
-    replica = rig.replica(mode="recommend", max_unavailable="2")
-    rig.pass_time(SOON_S, replica)
+    replica = rig.stepping_replica(mode="recommend", max_unavailable="2")
     (first,) = rig.events(RECOMMENDED)
 
     rig.add_pods("p3", profile="3g.20gb")
@@ -80,8 +77,7 @@ def test_recommendations_are_summed_up_every_hour(rig: PartitionerRig) -> None:
 def test_recommendations_are_summed_up_once_more_after_the_last_pod(rig: PartitionerRig) -> None:
     rig.add_node("n1")
     rig.add_pods("p1")
-    replica = rig.replica(mode="recommend")
-    rig.pass_time(SOON_S, replica)
+    replica = rig.stepping_replica(mode="recommend")
     assert len(rig.events(RECOMMENDED)) == 1
 
     rig.bind("p1", "n1")

@@ -17,8 +17,7 @@ from tests.rigs.node import strikes
 
 
 def test_second_replica_takes_over_without_a_repeated_request(rig: PartitionerRig) -> None:
-    rig.add_node("n1")
-    rig.add_node("n2")
+    rig.add_nodes("n1", "n2")
     rig.add_pods("p1")
     rig.add_pods("big", profile="9g.99gb")
     first, second = rig.replica("a"), rig.replica("b")
@@ -37,8 +36,7 @@ def test_second_replica_takes_over_without_a_repeated_request(rig: PartitionerRi
 
 
 def test_new_leader_awaits_the_change_of_the_former_one(rig: PartitionerRig) -> None:
-    rig.add_node("n1")
-    rig.add_node("n2")
+    rig.add_nodes("n1", "n2")
     rig.add_pods("p1")
     first, second = (rig.replica(name, max_unavailable="2") for name in "ab")
     rig.pass_time(SOON_S, first, second)
@@ -67,8 +65,7 @@ def test_new_leader_awaits_the_change_of_the_former_one(rig: PartitionerRig) -> 
 def test_new_leader_awaits_only_what_a_former_one_may_have_requested(
     rig: PartitionerRig, layout: str, ready: str, *, is_awaited: bool
 ) -> None:
-    rig.add_node("n1")
-    rig.add_node("n2")
+    rig.add_nodes("n1", "n2")
     status = {"conditions": [{"type": "Ready", "status": ready}]}
     metadata = {"labels": {well_known.CONFIG_LABEL: layout}}
     rig.server.merge(kinds.NODES, "n1", {"metadata": metadata, "status": status})
@@ -84,8 +81,7 @@ def test_new_leader_awaits_only_what_a_former_one_may_have_requested(
 def test_leader_that_lost_the_lease_serves_pods_that_still_wait(rig: PartitionerRig) -> None:
     rig.add_node()
     rig.add_pods("p1", profile="4g.20gb")
-    replica = rig.replica(cooldown_s="200")
-    rig.pass_time(SOON_S, replica)
+    replica = rig.stepping_replica(cooldown_s="200")
     rig.answer("n1")
     rig.bind("p1", "n1")
     rig.add_pods("p2", profile="2g.10gb")
@@ -105,8 +101,7 @@ def test_leader_that_lost_the_lease_serves_pods_that_still_wait(rig: Partitioner
 def test_leader_that_loses_the_lease_while_it_requests_requests_no_more(
     rig: PartitionerRig,
 ) -> None:
-    rig.add_node("n1")
-    rig.add_node("n2")
+    rig.add_nodes("n1", "n2")
     rig.add_pods("p1", "p2", profile="4g.20gb")
     replica = rig.replica(max_unavailable="2")
 
@@ -131,8 +126,7 @@ def test_a_leader_killed_at_any_request_causes_no_repeated_request(*, is_sent: b
     while not has_survived:
         kill_at += 1
         with rigs.serving() as rig, structlog.testing.capture_logs():
-            rig.add_node("n1")
-            rig.add_node("n2")
+            rig.add_nodes("n1", "n2")
             rig.add_pods("p1", "p2", "p3")
             rig.add_pods("big", profile="9g.99gb")
             first, second = (rig.replica(name, max_unavailable="2") for name in "ab")

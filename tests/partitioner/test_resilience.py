@@ -19,8 +19,7 @@ from tests.rigs import api_objects, waiting
 
 
 def test_malformed_pod_or_node_is_left_out(rig: PartitionerRig) -> None:
-    rig.add_node("n1")
-    rig.add_node("n2")
+    rig.add_nodes("n1", "n2")
     rig.add_pods("p1", "strange")
 
     def break_pod(pod: api_objects.Object) -> None:
@@ -83,8 +82,7 @@ def test_a_replica_whose_watch_is_refused_is_not_ready_though_it_can_list(
 
 
 def test_why_an_opted_in_node_cannot_be_used_is_logged_once(rig: PartitionerRig) -> None:
-    rig.add_node("n1")
-    rig.add_node("n2")
+    rig.add_nodes("n1", "n2")
     rig.add_node("n3", labels={well_known.PARTITIONING_LABEL: "no"})
     unpublished = {"annotations": {well_known.CAPACITY_ANNOTATION: None}}
     for name in ("n1", "n3"):
@@ -103,14 +101,12 @@ def test_why_an_opted_in_node_cannot_be_used_is_logged_once(rig: PartitionerRig)
 
 
 def test_budget_counts_a_node_although_our_clock_is_a_day_ahead(rig: PartitionerRig) -> None:
-    rig.add_node("n1")
-    rig.add_node("n2")
+    rig.add_nodes("n1", "n2")
     rig.add_pods("p1", "p2", profile="3g.20gb")
     rig.add_pods("p3", profile="4g.20gb")
     asked_at = rig.clock.now_iso()
     rig.clock.jump_s = 86400.0
-    replica = rig.replica()
-    rig.pass_time(SOON_S, replica)
+    replica = rig.stepping_replica()
 
     stamp_request(rig, rig.requested_node(), at=asked_at)
     rig.pass_time(TERM_S, replica)
@@ -121,12 +117,10 @@ def test_budget_counts_a_node_although_our_clock_is_a_day_ahead(rig: Partitioner
 
 
 def test_the_budget_counts_a_run_although_the_agents_clock_is_behind(rig: PartitionerRig) -> None:
-    for name in ("n1", "n2", "n3"):
-        rig.add_node(name)
+    rig.add_nodes("n1", "n2", "n3")
     rig.agents_ahead_s = -7200.0
     rig.add_pods("p1", "p2", "p3", profile="4g.20gb")
-    replica = rig.replica()
-    rig.pass_time(SOON_S, replica)
+    replica = rig.stepping_replica()
     rig.begin(rig.requested_node())
 
     rig.pass_time(2 * TERM_S, replica)
@@ -149,11 +143,9 @@ def lose_watch(rig: PartitionerRig, replica: rigs.Replica, *, seconds: int) -> N
 
 def ask_one_of_two(rig: PartitionerRig) -> rigs.Replica:
     """Return the partitioner that has asked one of two nodes, whose agent stays silent."""
-    for name in ("n1", "n2"):
-        rig.add_node(name)
+    rig.add_nodes("n1", "n2")
     rig.add_pods("p1", "p2", profile="4g.20gb")
-    replica = rig.replica(max_unavailable="1")
-    rig.pass_time(SOON_S, replica)
+    replica = rig.stepping_replica(max_unavailable="1")
     stamp_request(rig, rig.requested_node(), at=rig.clock.now_iso())
     return replica
 
@@ -189,8 +181,7 @@ def test_lost_watches_neither_shorten_nor_prolong_the_pause_after_in_use(
     rig.add_node()
     rig.agents_ahead_s = ahead_s
     rig.add_pods("p1")
-    replica = rig.replica()
-    rig.pass_time(SOON_S, replica)
+    replica = rig.stepping_replica()
     rig.answer("n1", reason=reasons.Reason.IN_USE)
 
     rig.pass_time(20, replica)
@@ -207,8 +198,7 @@ def test_a_node_rests_as_long_as_its_change_took(rig: PartitionerRig) -> None:
     rig.add_node()
     rig.agents_ahead_s = 3600.0
     rig.add_pods("p1", profile="4g.20gb")
-    replica = rig.replica()
-    rig.pass_time(SOON_S, replica)
+    replica = rig.stepping_replica()
     rig.begin("n1")
     rig.pass_time(TERM_S, replica)
     rig.answer("n1", took_s=20)
@@ -229,8 +219,7 @@ def test_refused_layout_is_requested_again_after_minutes(rig: PartitionerRig) ->
     rig.add_node()
     rig.agents_ahead_s = 3600.0
     rig.add_pods("p1")
-    replica = rig.replica()
-    rig.pass_time(SOON_S, replica)
+    replica = rig.stepping_replica()
     rig.answer("n1", reason=reasons.Reason.IN_USE)
     refused = rig.requested_layout()
 
@@ -254,8 +243,7 @@ def test_a_persons_failed_request_does_not_cause_a_decision(rig: PartitionerRig)
     requested = {"annotations": {well_known.LAYOUT_ANNOTATION: layout}}
     rig.server.merge(kinds.NODES, "n1", {"metadata": requested})
     rig.answer("n1", reason=reasons.Reason.INTERNAL)
-    replica = rig.replica()
-    rig.pass_time(SOON_S, replica)
+    replica = rig.stepping_replica()
     decided = rig.metric(replica, "decisions_total")
     rig.pass_time(TERM_S, replica)
 
@@ -265,8 +253,7 @@ def test_a_persons_failed_request_does_not_cause_a_decision(rig: PartitionerRig)
 def test_layout_that_an_agent_fails_unread_is_not_repeated(rig: PartitionerRig) -> None:
     rig.add_node()
     rig.add_pods("p1")
-    replica = rig.replica()
-    rig.pass_time(SOON_S, replica)
+    replica = rig.stepping_replica()
     rig.answer("n1", reason=reasons.Reason.INVALID_CONFIG)
     status = json.loads(rig.node()["metadata"]["annotations"][well_known.STATUS_ANNOTATION])
     unread = {well_known.STATUS_ANNOTATION: json.dumps(status | {"configHash": ""})}
@@ -305,8 +292,7 @@ def test_a_recommendation_for_a_node_that_is_registered_again_counts_again(
 
 @pytest.mark.slow
 def test_requests_stop_after_failures_and_resume_after_a_trial(rig: PartitionerRig) -> None:
-    for number in range(4):
-        rig.add_node(f"n{number}")
+    rig.add_nodes("n0", "n1", "n2", "n3")
     rig.add_pods("p1", profile="3g.20gb")
     replica = rig.replica(max_unavailable="1", max_failures="2", cooldown_s="1")
 
@@ -367,8 +353,7 @@ def test_node_that_failed_a_layout_gets_no_other_for_minutes(
 ) -> None:
     rig.add_node("n1")
     rig.add_pods("p1", profile="4g.20gb")
-    replica = rig.replica(max_unavailable="2")
-    rig.pass_time(SOON_S, replica)
+    replica = rig.stepping_replica(max_unavailable="2")
     rig.answer("n1", reason=reason)
     for number in range(1, times):
         rig.add_pods(*(f"more-{number}-{each}" for each in range(3)), profile="2g.10gb")
@@ -389,8 +374,7 @@ def test_node_that_failed_a_layout_gets_no_other_for_minutes(
 
 @pytest.mark.slow
 def test_a_silent_agent_does_not_keep_requests_stopped(rig: PartitionerRig) -> None:
-    for number in range(4):
-        rig.add_node(f"n{number}")
+    rig.add_nodes("n0", "n1", "n2", "n3")
     rig.add_pods("p1", "p2", "p3", profile="4g.20gb")
     replica = rig.replica(max_unavailable="2", max_failures="1", cooldown_s="1")
     rig.pass_time(20, replica)
