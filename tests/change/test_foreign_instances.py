@@ -10,6 +10,8 @@ from tests.change.forks import refuse, refuse_first_creation_on
 from tests.rigs.node import samples
 from tests.rigs.node.local_rig import IN_USE, LocalRig
 
+NEW = r"1g\.5gb at 3:1 on GPU 0 is new, and is kept"
+
 
 def with_foreign(rig: LocalRig, start: int) -> model.Placement:
     """Create an instance of one slice on the first GPU, as another program does."""
@@ -18,6 +20,13 @@ def with_foreign(rig: LocalRig, start: int) -> model.Placement:
     instances = sorted((*first.gpu_instances, foreign), key=lambda gi: gi.placement)
     rig.gpus = (dataclasses.replace(first, gpu_instances=tuple(instances)), *others)
     return foreign.placement
+
+
+def assert_a_foreign_instance_is_kept(rig: LocalRig) -> None:
+    """Check that the undo of what was left unfinished spares an instance created just before."""
+    place = with_foreign(rig, start=3)
+    refuse(rig, NEW)
+    assert place in {gi.placement for gi in rig.gpus[0].gpu_instances}
 
 
 def test_rollback_keeps_and_names_an_instance_missed_before(rig: LocalRig) -> None:
@@ -70,7 +79,7 @@ def test_after_a_kill_only_what_the_change_created_is_removed(rig: LocalRig) -> 
     assert rig.kill_apply("requested", steps.CreateComputeInstance)
     place = with_foreign(rig, start=3)
 
-    refuse(rig, r"1g\.5gb at 3:1 on GPU 0 is new, and is kept")
+    refuse(rig, NEW)
 
     first = rig.gpus[0]
     others = tuple(gi for gi in first.gpu_instances if gi.placement != place)
@@ -107,9 +116,9 @@ def test_stale_plan_beside_an_older_change_keeps_foreign_instances(rig: LocalRig
     created: list[model.Placement] = []
     rig.callbacks.add("gpus.execute", lambda: created.append(with_foreign(rig, start=3)), times=1)
 
-    with pytest.raises(errors.HardwareError, match=r"1g\.5gb at 3:1 on GPU 0 is new, and is kept"):
+    with pytest.raises(errors.HardwareError, match=NEW):
         rig.change_to("small")
-    refuse(rig, r"1g\.5gb at 3:1 on GPU 0 is new, and is kept")
+    refuse(rig, NEW)
 
     assert created[0] in {gi.placement for gi in rig.gpus[0].gpu_instances}
     assert rig.journal.text is not None
@@ -133,11 +142,8 @@ def test_refused_undo_forgets_instances_that_were_never_created(rig: LocalRig) -
     rig.driver.clients = "train (pid 7)"
     refuse(rig, "in use by train")
     rig.driver.clients = ""
-    place = with_foreign(rig, start=3)
 
-    refuse(rig, r"1g\.5gb at 3:1 on GPU 0 is new, and is kept")
-
-    assert place in {gi.placement for gi in rig.gpus[0].gpu_instances}
+    assert_a_foreign_instance_is_kept(rig)
 
 
 def test_rollback_checks_users_again_after_a_stale_plan(rig: LocalRig) -> None:
@@ -160,11 +166,8 @@ def test_failed_rollback_forgets_instances_that_were_never_created(rig: LocalRig
     refusal = rig.failures.adding(steps.Step, IN_USE, when=lambda: rig.steps > 4)
     with refusal, pytest.raises(errors.HardwareError, match="the rollback failed as well"):
         rig.change_to("small")
-    place = with_foreign(rig, start=3)
 
-    refuse(rig, r"1g\.5gb at 3:1 on GPU 0 is new, and is kept")
-
-    assert place in {gi.placement for gi in rig.gpus[0].gpu_instances}
+    assert_a_foreign_instance_is_kept(rig)
 
 
 def test_rollback_that_did_not_begin_forgets_missing_instances(rig: LocalRig) -> None:
@@ -178,11 +181,8 @@ def test_rollback_that_did_not_begin_forgets_missing_instances(rig: LocalRig) ->
     rig.failures.add(rollback - 1, unread)
     with pytest.raises(errors.HardwareError, match="the rollback failed as well: no answer"):
         rig.change_to("small")
-    place = with_foreign(rig, start=3)
 
-    refuse(rig, r"1g\.5gb at 3:1 on GPU 0 is new, and is kept")
-
-    assert place in {gi.placement for gi in rig.gpus[0].gpu_instances}
+    assert_a_foreign_instance_is_kept(rig)
 
 
 def test_pending_mode_forgets_instances_that_were_never_created() -> None:

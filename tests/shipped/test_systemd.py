@@ -180,9 +180,7 @@ def test_systemd_gives_boot_and_agent_the_time_to_finish_or_undo_a_change() -> N
     assert (section["Type"], section["RemainAfterExit"]) == (["oneshot"], ["yes"])
 
 
-def test_unit_takes_files_below_etc_and_variables_of_its_file() -> (
-    None
-):  # fmt: skip
+def test_unit_takes_files_below_etc_and_variables_of_its_file() -> None:
     parsed = settings_of_agent(unit_command_line(), unit_environ())
     other = {"NODE_NAME": "node-2", "CONFIG_FILE": "/c", "KUBECONFIG": "/k"}
     changed = settings_of_agent(unit_command_line(), unit_environ() | other)
@@ -196,9 +194,7 @@ def test_unit_takes_files_below_etc_and_variables_of_its_file() -> (
     assert directives("mig-manager.service")["EnvironmentFile"] == [f"-{etc}/mig-manager.env"]
 
 
-def test_example_environment_shows_the_defaults() -> (
-    None
-):  # fmt: skip
+def test_example_environment_shows_the_defaults() -> None:
     for_agent, for_boot = (
         RecordedEnvironment(example_environ()),
         RecordedEnvironment(example_environ()),
