@@ -1,7 +1,4 @@
-"""What a driver may do otherwise than the simulated one, for ``nvml_faults.CountingLibrary``.
-
-In this process arguments are pynvml's, and of a loaded library the bytes that a program gave.
-"""
+"""What a driver may do otherwise than the simulated one, for ``nvml_faults.CountingLibrary``."""
 
 import ctypes
 from collections.abc import Callable

@@ -22,7 +22,7 @@ from mig_manager.core.acceptance import surveys
 from mig_manager.core.files import json_text
 from mig_manager.sandbox.driver import states
 from testkit import nvml_faults
-from tests.rigs.driver import alterations
+from tests.adapters.nvml import alterations
 from tests.rigs.node import nvml_rig
 from tests.rigs.node.nvml_rig import booted
 

@@ -21,7 +21,7 @@ import struct
 import subprocess
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from mig_manager.adapters import cuda
@@ -97,11 +97,7 @@ def build(folder: pathlib.Path) -> pathlib.Path:
 
 
 @contextlib.contextmanager
-def serve(
-    folder: pathlib.Path,
-    state: pathlib.Path,
-    alterations: Mapping[str, nvml_faults.Alteration] | None = None,
-) -> Iterator[pathlib.Path]:
+def serve(folder: pathlib.Path, state: pathlib.Path) -> Iterator[pathlib.Path]:
     """Put the library into a folder and answer its calls for the body.
 
     Faults of the node that crash the process are not supported: they would end this one.
@@ -109,10 +105,9 @@ def serve(
     Args:
         folder: Where the library and its socket are.
         state: The simulated node's state file; until it exists no driver is loaded.
-        alterations: What this driver does otherwise.
     """
     library = build(folder)
-    server = _Server(folder, state, alterations or {})
+    server = _Server(folder, state)
     try:
         yield library
     finally:
@@ -143,15 +138,9 @@ class _Library(nvml_faults.CountingLibrary):
 class _Server:
     """Answers all clients of one library file; one thread a connection."""
 
-    def __init__(
-        self,
-        folder: pathlib.Path,
-        state: pathlib.Path,
-        alterations: Mapping[str, nvml_faults.Alteration],
-    ) -> None:
+    def __init__(self, folder: pathlib.Path, state: pathlib.Path) -> None:
         self._path = folder / "nvml.sock"
         self._state = state
-        self._alterations = alterations
         self._lock = threading.Lock()
         self._sessions: dict[bytes, _Library] = {}
         self._connections: dict[socket.socket, bytes] = {}
@@ -186,7 +175,7 @@ class _Server:
             process = _receive(connection, 16)
             with self._lock:
                 session = self._sessions.setdefault(
-                    process, _Library(nvml_faults.SharedState(self._state), self._alterations)
+                    process, _Library(nvml_faults.SharedState(self._state))
                 )
                 self._connections[connection] = process
             try:
