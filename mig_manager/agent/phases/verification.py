@@ -47,7 +47,7 @@ def resume_and_verify(
 def verify_unchanged(
     attempt: attempts.Attempt, gpus: model.ObservedGpus, unrestored: model.Snapshots = ()
 ) -> outcomes.Outcome:
-    """Finish an interrupted run whose change is done but not verified, if there is one.
+    """Verify a layout that needs no step, and finish an interrupted run if there is one.
 
     ``unrestored`` has the snapshots in the journal that stay there.
 
@@ -64,31 +64,49 @@ def verify_unchanged(
     )
     attempt.forget_former_layout()
     if unverified or not interrupted.has_only_gpu_entries:
-        paused = paused_clients.remove_phantoms_as_if_paused(attempt, gpus, snapshot)
-        attempt.transaction().refresh()
-        return resume_and_verify(attempt, paused, gpus)
+        return _finish_interrupted(attempt, gpus, snapshot)
     if is_stale:
         attempt.transaction().refresh()
-    # Kubelet still counts the devices that a plugin registered before the GPU was lost.
-    returned = attempt.record.returned_gpus(gpu.uuid for gpu in gpus)
     config_now = attempt.node_labels.get(well_known.PLUGIN_CONFIG_LABEL)
     if attempt.plugin_config not in (None, config_now):
-        expected = resuming.resume_advertisers(
-            attempt,
-            paused_clients.remove_phantoms_as_if_paused(attempt, gpus, unrestored),
-            plugin_config=attempt.plugin_config,
-        )
-        _wait_schedulable(attempt, expected, gpus, "waiting for the plugin's new config")
-    elif not schedulability.correct_and_check_schedulable(attempt, gpus, returned):
-        attempt.recorder.enter(
-            run_status.Phase.VERIFY, "waiting for the devices to be schedulable"
-        )
-        schedulability.wait_schedulable(
-            attempt, schedulability.restart_stale(attempt, gpus, returned), gpus
-        )
+        _set_plugin_config(attempt, gpus, unrestored)
+    else:
+        _verify_active(attempt, gpus)
     return outcomes.success(
         attempt.status, reasons.Reason.ALREADY_APPLIED, "is already active", gpus=gpus
     )
+
+
+def _finish_interrupted(
+    attempt: attempts.Attempt, gpus: model.ObservedGpus, changed: model.Snapshots
+) -> outcomes.Outcome:
+    """Finish a run whose change is done but not verified, or which paused clients before it."""
+    paused = paused_clients.remove_phantoms_as_if_paused(attempt, gpus, changed)
+    attempt.transaction().refresh()
+    return resume_and_verify(attempt, paused, gpus)
+
+
+def _set_plugin_config(
+    attempt: attempts.Attempt, gpus: model.ObservedGpus, unrestored: model.Snapshots
+) -> None:
+    """Restart the advertisers with the device plugin's config for the layout."""
+    expected = resuming.resume_advertisers(
+        attempt,
+        paused_clients.remove_phantoms_as_if_paused(attempt, gpus, unrestored),
+        plugin_config=attempt.plugin_config,
+    )
+    _wait_schedulable(attempt, expected, gpus, "waiting for the plugin's new config")
+
+
+def _verify_active(attempt: attempts.Attempt, gpus: model.ObservedGpus) -> None:
+    """Verify that the devices are schedulable; restart advertisers of others."""
+    # Kubelet still counts the devices that a plugin registered before the GPU was lost.
+    returned = attempt.record.returned_gpus(gpu.uuid for gpu in gpus)
+    if schedulability.correct_and_check_schedulable(attempt, gpus, returned):
+        return
+    attempt.recorder.enter(run_status.Phase.VERIFY, "waiting for the devices to be schedulable")
+    expected = schedulability.restart_stale(attempt, gpus, returned)
+    schedulability.wait_schedulable(attempt, expected, gpus)
 
 
 def verify_restored(
