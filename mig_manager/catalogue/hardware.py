@@ -195,11 +195,11 @@ def parse_node(spec: str) -> tuple[Product, ...]:
     for part in spec.split("+"):
         matched = re.fullmatch(r"\s*(?:(\d+)\s*[xX]\s*)?(\S.*?)\s*", part)
         if matched is None or "*" in matched[2]:
-            problem = f"bad node {spec!r}: write '8xA100-SXM4-40GB' or '4xH100+2xA30'"
+            problem = f"malformed node {spec!r}: write '8xA100-SXM4-40GB' or '4xH100+2xA30'"
             raise errors.UsageError(problem)
         count = int((matched[1] or "1")[:_COUNT_DIGITS])
         if not 1 <= len(gpus) + count <= MAX_GPUS or count == 0:
-            raise errors.UsageError(f"bad node {spec!r}: a node has 1 to {MAX_GPUS} GPUs")
+            raise errors.UsageError(f"invalid node {spec!r}: a node has 1 to {MAX_GPUS} GPUs")
         gpus += [_simulatable(find(matched[2]))] * count
     return tuple(gpus)
 

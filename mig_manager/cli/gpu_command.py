@@ -66,9 +66,11 @@ class GpuCommand(gpu_access.CommandAdapters):
         candidates = source.select(())
         if len(candidates) == 1:
             return candidates[0]
-        names = messages.list_names(self._fitting(source), limit=_MAX_NAMED)
+        fitting = self._fitting(source)
+        names = messages.list_names(fitting or list(source.layouts), limit=_MAX_NAMED)
+        suffix = " for these GPUs" if fitting else ""
         raise errors.UsageError(
-            f"name a layout; {source.source} has {names}",
+            f"name a layout; {source.source} has {names}{suffix}",
             remedy=reasons.CommandRemedy("{} shows which ones fit.", "validate"),
         )
 
@@ -82,9 +84,9 @@ class GpuCommand(gpu_access.CommandAdapters):
             raise
 
     def _fitting(self, source: layout_documents.Document) -> Sequence[str]:
-        """Return the layouts that fit this machine's GPUs, or all if none is known to fit."""
+        """Return the layouts that are known to fit this machine's GPUs."""
         fits = (available_layouts.fitting(source.layouts.values(), gpus) for gpus in self._nodes())
-        return [fit.layout.name for fit in itertools.chain(*fits)] or list(source.layouts)
+        return [fit.layout.name for fit in itertools.chain(*fits)]
 
     def _generate(self, name: str, source: layout_documents.Document) -> layouts.Layout:
         """Generate a layout that the built-in file lacks, for this machine's GPUs."""

@@ -64,7 +64,7 @@ def test_layout_may_be_the_only_one_of_its_file(shell: Shell, layouts: str) -> N
     several = shell("plan", "-f", layouts, *SPEC)
 
     assert several.status == 2
-    assert f"name a layout; {layouts} has one, other" in several.err
+    assert f"name a layout; {layouts} has one, other for these GPUs" in several.err
     assert shell("plan", "-f", "-", *SPEC, stdin=ONE_LAYOUT).status == 0
     assert shell("plan", "all-disabled", *SPEC).status == 0
 

@@ -216,7 +216,8 @@ def _decode(content: bytes, name: str, *, max_bytes: int = MAX_BYTES) -> str:
         return content.decode()
     except UnicodeDecodeError as error:
         raise errors.ConfigError(
-            f"{name} is not UTF-8: {error.reason} at byte {error.start}"
+            f"{name} is not UTF-8: {error.reason} at byte {error.start}",
+            remedy="Save the file as UTF-8, or name another file.",
         ) from error
 
 

@@ -144,8 +144,9 @@ def test_a_file_of_more_than_a_mebibyte_or_not_utf_8_is_refused(tmp_path: pathli
     with pytest.raises(errors.ConfigError, match="larger than"):
         files.ConfigFile(path).read()
     path.write_bytes(b"abc\xff")
-    with pytest.raises(errors.ConfigError, match=r"not UTF-8: .* at byte 3"):
+    with pytest.raises(errors.ConfigError, match=r"not UTF-8: .* at byte 3") as raised:
         files.ConfigFile(path).read()
+    assert raised.value.own_remedy == "Save the file as UTF-8, or name another file."
 
 
 @pytest.mark.parametrize("is_linked", [True, False])
