@@ -70,7 +70,7 @@ def test_boot_restores_placements_that_no_empty_gpu_would_get(ampere: BootRig) -
     ],
 )
 def test_boot_after_power_loss_in_apply_restores_the_verified_layout(
-    product: str, kind: moments.Moments, number: int
+    product: str, kind: moments.MomentSelector, number: int
 ) -> None:
     rig = BootRig(product)
     assert rig.kill_apply("off", kind, number)

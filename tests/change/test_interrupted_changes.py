@@ -271,7 +271,7 @@ def test_an_unknown_layout_needs_neither_lock_nor_gpus_and_undoes_nothing(
 def test_a_rollback_that_needs_a_forbidden_reset_does_not_run(
     rig: LocalRig,
     layout: str,
-    kind: moments.Moments,
+    kind: moments.MomentSelector,
     number: int,
     message: str,
     *,

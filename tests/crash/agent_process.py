@@ -45,7 +45,7 @@ def serve(arguments: Arguments) -> int:
     os.dup2(output, 1)
     os.dup2(output, 2)
     log.configure(level="info", is_json=False, lines=line_writer.LineWriter(sys.stderr))
-    moments = process_moments.Moments(
+    moments = process_moments.MomentLog(
         pathlib.Path(arguments.moments),
         strike_at=arguments.strike_at,
         strike_with=signal.Signals(arguments.strike_with),
@@ -76,7 +76,7 @@ def serve(arguments: Arguments) -> int:
 
 
 def _with_moments(
-    moments: process_moments.Moments, deps: ports.Dependencies
+    moments: process_moments.MomentLog, deps: ports.Dependencies
 ) -> ports.Dependencies:
     """Return the same with a moment before and after each call of a port, also of later ones."""
     everything = {f.name: getattr(deps, f.name) for f in dataclasses.fields(deps)}
@@ -91,7 +91,7 @@ def _with_moments(
 class _Library(nvml_faults.CountingLibrary):
     """Comes to a moment before and after each change that a GPU takes."""
 
-    def __init__(self, state: nvml_faults.SharedState, moments: process_moments.Moments) -> None:
+    def __init__(self, state: nvml_faults.SharedState, moments: process_moments.MomentLog) -> None:
         super().__init__(state)
         self._moments = moments
 

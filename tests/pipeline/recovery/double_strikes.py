@@ -41,14 +41,14 @@ def strike_all(row: matrix_rows.MatrixRow, change: NodeChange, *, step: int = 1)
         for write in WRITES:
             explorer.disturb(play, write, itertools.count(step // 2, step))
     return {
-        "moments": moments(change),
+        "moments": count_moments(change),
         "nodes after a kill": len(once),
         "nodes after two kills": len(twice),
         **explorer.counts,
     }
 
 
-def moments(change: NodeChange) -> int:
+def count_moments(change: NodeChange) -> int:
     """Return at how many moments an agent that nothing disturbs can be struck."""
     play = PlayedChange.of(change)
     play.serve(_nothing_happens)

@@ -85,7 +85,7 @@ class LocalRig(node_rig.NodeRig):
         super().begin_step(step)
 
     @contextlib.contextmanager
-    def kill_process(self, kind: moments.Moments, number: int = 1) -> Iterator[None]:
+    def kill_process(self, kind: moments.MomentSelector, number: int = 1) -> Iterator[None]:
         """Kill the process before a step of a kind, counted from 1, if it comes that far."""
         self.steps, kill = 0, strikes.Killed()
         with (
@@ -136,7 +136,7 @@ class LocalRig(node_rig.NodeRig):
         counts = [*map(layout_table.counts, gpus[: len(listed)])]
         return counts == [*map(layout_table.counts, listed)]
 
-    def kill_apply(self, name: str, kind: moments.Moments, number: int = 1) -> bool:
+    def kill_apply(self, name: str, kind: moments.MomentSelector, number: int = 1) -> bool:
         """Apply a layout and be killed before a step; return whether there was such a step."""
         with self.kill_process(kind, number):
             self.change_to(name)

@@ -41,14 +41,14 @@ class Time(NamedTuple):
 
 
 Moment = Call | Wait | steps.Step
-Moments = str | int | Time | type | types.UnionType  # what moments share
+MomentSelector = str | int | Time | type | types.UnionType  # what moments share
 
 _Planned = TypeVar("_Planned")
 
 
 @dataclasses.dataclass(slots=True, eq=False)
 class _Entry(Generic[_Planned]):
-    moments: Moments
+    moments: MomentSelector
     what: _Planned
     condition: Callable[[], bool]
     remaining: float  # how many times it may still come
@@ -61,7 +61,7 @@ class _Entry(Generic[_Planned]):
         return True
 
 
-def _are_met(moments: Moments, moment: Moment) -> bool:
+def _are_met(moments: MomentSelector, moment: Moment) -> bool:
     match moments:
         case str():
             return isinstance(moment, Call) and moment.name == moments
@@ -81,7 +81,7 @@ class Plans(Generic[_Planned]):
 
     def add(
         self,
-        moments: Moments,
+        moments: MomentSelector,
         what: _Planned,
         *,
         when: Callable[[], bool] = lambda: True,
@@ -100,7 +100,7 @@ class Plans(Generic[_Planned]):
 
     @contextlib.contextmanager
     def adding(
-        self, moments: Moments, what: _Planned, *, when: Callable[[], bool] = lambda: True
+        self, moments: MomentSelector, what: _Planned, *, when: Callable[[], bool] = lambda: True
     ) -> Iterator[None]:
         """Plan something for as long as the context lasts."""
         self.add(moments, what, when=when)
@@ -115,7 +115,7 @@ class Plans(Generic[_Planned]):
         for method, what in table.items():
             self.add(method, what)
 
-    def remove(self, moments: Moments) -> None:
+    def remove(self, moments: MomentSelector) -> None:
         """Remove what is planned for these moments."""
         self._entries = [each for each in self._entries if each.moments != moments]
 
@@ -131,7 +131,7 @@ class Plans(Generic[_Planned]):
                     self._entries.remove(entry)
                 yield entry.what
 
-    def __contains__(self, moments: Moments) -> bool:
+    def __contains__(self, moments: MomentSelector) -> bool:
         """Return whether something is planned for these moments."""
         return any(each.moments == moments for each in self._entries)
 

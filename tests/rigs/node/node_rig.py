@@ -172,7 +172,7 @@ class NodeRig:
         self,
         read: Callable[[], _T],
         *,
-        at: moments.Moments = moments.Call,
+        at: moments.MomentSelector = moments.Call,
         when: Callable[[], bool] = lambda: True,
     ) -> list[_T]:
         """Return the values that are read from now on, at moments at which a condition holds."""

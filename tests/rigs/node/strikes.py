@@ -15,7 +15,7 @@ from tests.rigs.node import agents, fakes, moments, node_rig, port_calls
 
 def kill_before(
     rig: node_rig.NodeRig,
-    kind: moments.Moments,
+    kind: moments.MomentSelector,
     layout: str,
     *,
     number: int = 1,

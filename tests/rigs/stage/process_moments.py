@@ -22,7 +22,7 @@ _CHANGE = re.compile(r"before (node\.(update|patch|announce)|hooks\.run|services
 """The first calls of an agent that change anything."""
 
 
-class Moments:
+class MomentLog:
     """Notes every moment that a process comes to, and strikes the process at one of them.
 
     Args:
