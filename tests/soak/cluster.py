@@ -28,13 +28,13 @@ class SoakCluster(simulated_rig.SimulatedRig):
         )
         self.script = script_
         script_.acts |= {
-            script.FaultKind.POD_STARTS: self.start_pod,
-            script.FaultKind.POD_ENDS: self.end_pod,
-            script.FaultKind.SILENCE: lambda _pick: self.silence_kubelet(),
-            script.FaultKind.CORDON: lambda _pick: self.cordon(is_on=True),
-            script.FaultKind.UNCORDON: lambda _pick: self.cordon(is_on=False),
-            script.FaultKind.DECIDE_MONITOR: lambda pick: self.decide(MONITOR_LABEL, pick),
-            script.FaultKind.DECIDE_PLUGIN: lambda pick: self.decide(
+            script.StrikeKind.POD_STARTS: self.start_pod,
+            script.StrikeKind.POD_ENDS: self.end_pod,
+            script.StrikeKind.SILENCE: lambda _pick: self.silence_kubelet(),
+            script.StrikeKind.CORDON: lambda _pick: self.cordon(is_on=True),
+            script.StrikeKind.UNCORDON: lambda _pick: self.cordon(is_on=False),
+            script.StrikeKind.DECIDE_MONITOR: lambda pick: self.decide(MONITOR_LABEL, pick),
+            script.StrikeKind.DECIDE_PLUGIN: lambda pick: self.decide(
                 well_known.PLUGIN_DEPLOY_LABEL, pick
             ),
         }

@@ -59,17 +59,17 @@ class Soak(stateful.RuleBasedStateMachine):
         spec: str,
         label_managed: bool,  # noqa: FBT001 - hypothesis passes by name
         heals: bool,  # noqa: FBT001 - as above
-        kill: list[script.PortFault],
+        kill: list[script.Strike],
         seeds: list[tuple[int, int, int]],
     ) -> None:
         self.rig = soak_cluster.SoakCluster(
             spec, label_managed=label_managed, script_=script.Script()
         )
         self.rig.script.acts |= {
-            script.FaultKind.LABEL: lambda pick: self._label(
+            script.StrikeKind.LABEL: lambda pick: self._label(
                 layouts.NAMES[pick % len(layouts.NAMES)]
             ),
-            script.FaultKind.UNLABEL: lambda _pick: self._label(None),
+            script.StrikeKind.UNLABEL: lambda _pick: self._label(None),
         }
         self.heals = heals
         self.products = [board.product.key for board in self.rig.state.boards]
@@ -90,14 +90,14 @@ class Soak(stateful.RuleBasedStateMachine):
 
     # -- what people request ------------------------------------------------------------------
 
-    def request(self, name: str, faults: list[script.PortFault]) -> None:
+    def request(self, name: str, strikes: list[script.Strike]) -> None:
         self._label(name)
-        self._serve(faults)
+        self._serve(strikes)
 
-    request_layout = stateful.rule(name=script.names, faults=script.faults)(request)
-    request_and_kill = stateful.rule(name=script.names, faults=script.kills)(request)
+    request_layout = stateful.rule(name=script.names, strikes=script.any_strikes)(request)
+    request_and_kill = stateful.rule(name=script.names, strikes=script.kills)(request)
     request_undisturbed = stateful.rule(
-        name=st.sampled_from(layouts.NAMES), faults=script.no_faults
+        name=st.sampled_from(layouts.NAMES), strikes=script.no_strikes
     )(request)
 
     @stateful.rule(name=st.sampled_from(layouts.NAMES))
@@ -107,9 +107,9 @@ class Soak(stateful.RuleBasedStateMachine):
         self.rig.silence_kubelet()
         self.request(name, [])
 
-    @stateful.rule(faults=st.one_of(script.no_faults, script.faults))
-    def serve_again(self, faults: list[script.PortFault]) -> None:
-        self._serve(faults)
+    @stateful.rule(strikes=st.one_of(script.no_strikes, script.any_strikes))
+    def serve_again(self, strikes: list[script.Strike]) -> None:
+        self._serve(strikes)
 
     @stateful.rule()
     def take_the_label_away(self) -> None:
@@ -197,10 +197,10 @@ class Soak(stateful.RuleBasedStateMachine):
     # -- what others do -----------------------------------------------------------------------
 
     @stateful.rule(acts=script.acts)
-    def others_act(self, acts: list[tuple[script.FaultKind, int]]) -> None:
+    def others_act(self, acts: list[tuple[script.StrikeKind, int]]) -> None:
         for kind, pick in acts:
             is_done = self.rig.script.acts[kind](pick)
-            COUNTS["pods"] += bool(is_done) and kind is script.FaultKind.POD_STARTS
+            COUNTS["pods"] += bool(is_done) and kind is script.StrikeKind.POD_STARTS
 
     @stateful.rule(pick=script.picks)
     def other_client_starts(self, pick: int) -> None:
@@ -287,11 +287,11 @@ class Soak(stateful.RuleBasedStateMachine):
 
     # -- one step of the agent, and what is true after it -------------------------------------
 
-    def _serve(self, faults: list[script.PortFault]) -> None:
+    def _serve(self, strikes: list[script.Strike]) -> None:
         if self.process is None:
             self.process = process.Process(self.rig, self.configs, heals=self.heals)
         self._begin_step()
-        self._end_step(self.process.step(faults))
+        self._end_step(self.process.step(strikes))
 
     def _begin_step(self) -> None:
         rig = self.rig

@@ -20,7 +20,7 @@ from tests.rigs.stage import in_process, process_moments
 from tests.soak import cluster as soak_cluster
 from tests.soak import driver, script
 
-_MAX_TRIES = 12  # tries in a row that an agent gets to publish its outcome: faults strike once
+_MAX_TRIES = 12  # tries in a row that an agent gets to publish its outcome: each strike comes once
 _DEADLINE_S = 120.0
 _NO_API = api.KubeApi.at("http://127.0.0.1:9")  # all ports are in memory; nothing is sent
 _OPTIONS: Mapping[str, object] = {
@@ -88,11 +88,11 @@ class Process:
         self._error: BaseException | None = None
         self._is_killed = False
         self._thread = threading.Thread(target=self._serve, args=(agent,), daemon=True)
-        rig.script.acts[script.FaultKind.STOP] = self._stop
+        rig.script.acts[script.StrikeKind.STOP] = self._stop
 
-    def step(self, faults: Sequence[script.PortFault] = ()) -> LoopStep:
+    def step(self, planned: Sequence[script.Strike] = ()) -> LoopStep:
         """Let the agent work until it rests, and return how that ended."""
-        self._rig.script.begin(faults)
+        self._rig.script.begin(planned)
         self.box.begin()
         try:
             for _ in range(_MAX_TRIES):

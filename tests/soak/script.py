@@ -1,4 +1,4 @@
-"""Faults at the n-th call of a run: kills, errors, and other people's acts, some between runs."""
+"""Strikes at the n-th call of a run: kills, errors, and other people's acts, some between runs."""
 
 import enum
 import random
@@ -13,7 +13,7 @@ from tests.rigs.node import strikes
 from tests.soak import layouts
 
 
-class FaultKind(enum.Enum):
+class StrikeKind(enum.Enum):
     """What may strike in the middle of a run."""
 
     KILL_BEFORE = "kill before the call"
@@ -35,20 +35,20 @@ class FaultKind(enum.Enum):
 
 
 DEADLY = (
-    FaultKind.KILL_BEFORE,
-    FaultKind.KILL_AFTER,
-    FaultKind.KILL_IN_DRIVER,
-    FaultKind.KILL_AFTER_CHANGE,
+    StrikeKind.KILL_BEFORE,
+    StrikeKind.KILL_AFTER,
+    StrikeKind.KILL_IN_DRIVER,
+    StrikeKind.KILL_AFTER_CHANGE,
 )
-IN_DRIVER = frozenset({FaultKind.KILL_IN_DRIVER, FaultKind.KILL_AFTER_CHANGE})
+IN_DRIVER = frozenset({StrikeKind.KILL_IN_DRIVER, StrikeKind.KILL_AFTER_CHANGE})
 """Their number is that of a change of a GPU, and not of a call."""
-_AFTER = frozenset({FaultKind.KILL_AFTER, FaultKind.FAIL_AFTER})
-_BEFORE = frozenset(FaultKind) - IN_DRIVER - _AFTER
+_AFTER = frozenset({StrikeKind.KILL_AFTER, StrikeKind.FAIL_AFTER})
+_BEFORE = frozenset(StrikeKind) - IN_DRIVER - _AFTER
 
 
-class PortFault(NamedTuple):
+class Strike(NamedTuple):
     moment: int  # the n-th call of a port, or change of a GPU, of this run; from 1
-    kind: FaultKind
+    kind: StrikeKind
     pick: int
 
 
@@ -75,62 +75,62 @@ picks = st.integers(min_value=0, max_value=999)
 names = st.sampled_from((*layouts.NAMES, layouts.NAMES[0], layouts.UNKNOWN))
 many_picks = st.tuples(picks, picks, picks)
 _OTHERS = (
-    *(FaultKind.POD_STARTS, FaultKind.POD_ENDS, FaultKind.CORDON, FaultKind.UNCORDON),
-    *(FaultKind.DECIDE_MONITOR, FaultKind.DECIDE_PLUGIN),
+    *(StrikeKind.POD_STARTS, StrikeKind.POD_ENDS, StrikeKind.CORDON, StrikeKind.UNCORDON),
+    *(StrikeKind.DECIDE_MONITOR, StrikeKind.DECIDE_PLUGIN),
 )
 """What others do between the runs; pods start most often."""
 
 
-def _faults_of(seed: bytes, kinds: Sequence[FaultKind], most: int) -> list[PortFault]:
-    """Choose faults and their calls evenly: hypothesis' own numbers crowd at the edges."""
+def _strikes_of(seed: bytes, kinds: Sequence[StrikeKind], most: int) -> list[Strike]:
+    """Choose strikes and their calls evenly: hypothesis' own numbers crowd at the edges."""
     dice = random.Random(seed)  # noqa: S311 - acts of a test
-    faults = []
+    planned = []
     for _ in range(dice.randint(1, most)):
         kind = dice.choice(kinds)
         # Many runs are short: most find their layout active.
         last = 14 if kind in IN_DRIVER else dice.choice((8, 25, 55))
-        faults.append(PortFault(dice.randint(1, last), kind, dice.randrange(1000)))
-    return faults
+        planned.append(Strike(dice.randint(1, last), kind, dice.randrange(1000)))
+    return planned
 
 
 _seeds = st.binary(min_size=8, max_size=8)
-faults = _seeds.map(lambda seed: _faults_of(seed, tuple(FaultKind), 6))
-kills = _seeds.map(lambda seed: _faults_of(seed, DEADLY, 1))
-no_faults = st.just(list[PortFault]())
+any_strikes = _seeds.map(lambda seed: _strikes_of(seed, tuple(StrikeKind), 6))
+kills = _seeds.map(lambda seed: _strikes_of(seed, DEADLY, 1))
+no_strikes = st.just(list[Strike]())
 acts = st.lists(
     st.tuples(st.sampled_from((*_OTHERS, *_OTHERS[:1] * 3)), picks), min_size=1, max_size=6
 )
 
 
 class Script:
-    """Counts the calls of one run, and strikes at those that have a fault."""
+    """Counts the calls of one run, and strikes at those for which one is planned."""
 
     def __init__(self) -> None:
-        self.acts: dict[FaultKind, Callable[[int], object]] = {}
+        self.acts: dict[StrikeKind, Callable[[int], object]] = {}
         """What other people do."""
-        self.struck: list[FaultKind] = []
+        self.struck: list[StrikeKind] = []
         self.failed_ports: set[str] = set()
-        self._faults: Sequence[PortFault] = ()
+        self._strikes: Sequence[Strike] = ()
         self._calls = 0
         self._changes = 0
         self._is_dead = False
 
-    def begin(self, faults: Sequence[PortFault]) -> None:
-        self._faults = faults
+    def begin(self, planned: Sequence[Strike]) -> None:
+        self._strikes = planned
         self._calls = self._changes = 0
         self._is_dead = False
         self.struck = []
         self.failed_ports = set()
 
     def end(self) -> None:
-        self._faults = ()
+        self._strikes = ()
         self._is_dead = False
 
     def call(self, name: str, method: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-        """Make a call of a port, with the faults before and after it."""
+        """Make a call of a port, with the strikes before and after it."""
 
         def decide(view: Any) -> Any:
-            # A fault before the write strikes once the write is decided, when it is too late.
+            # A strike before the write comes once the write is decided, when it is too late.
             change = args[0](view)
             self._before(name)
             return change
@@ -152,28 +152,28 @@ class Script:
     def before_change(self) -> None:
         self._raise_if_dead()
         self._changes += 1
-        self._strike("gpus", self._changes, {FaultKind.KILL_IN_DRIVER})
+        self._strike("gpus", self._changes, {StrikeKind.KILL_IN_DRIVER})
 
     def after_change(self) -> None:
         """Strike after the same change."""
-        self._strike("gpus", self._changes, {FaultKind.KILL_AFTER_CHANGE})
+        self._strike("gpus", self._changes, {StrikeKind.KILL_AFTER_CHANGE})
 
-    def _strike(self, port: str, number: int, kinds: Collection[FaultKind]) -> None:
-        for fault in self._faults:
-            if fault.moment != number or fault.kind not in kinds:
+    def _strike(self, port: str, number: int, kinds: Collection[StrikeKind]) -> None:
+        for strike in self._strikes:
+            if strike.moment != number or strike.kind not in kinds:
                 continue
-            if fault.kind in DEADLY:
-                self.struck.append(fault.kind)
+            if strike.kind in DEADLY:
+                self.struck.append(strike.kind)
                 self._is_dead = True
                 self._raise_if_dead()
-            elif fault.kind in (FaultKind.FAIL_BEFORE, FaultKind.FAIL_AFTER):
-                error = _failure(port, fault.pick)
+            elif strike.kind in (StrikeKind.FAIL_BEFORE, StrikeKind.FAIL_AFTER):
+                error = _failure(port, strike.pick)
                 if error is not None:
-                    self.struck.append(fault.kind)
+                    self.struck.append(strike.kind)
                     self.failed_ports.add(port.partition(".")[0])
                     raise error
-            elif self.acts[fault.kind](fault.pick):
-                self.struck.append(fault.kind)
+            elif self.acts[strike.kind](strike.pick):
+                self.struck.append(strike.kind)
 
     def _raise_if_dead(self) -> None:
         # Whatever still runs of a dead process must not reach the rig.

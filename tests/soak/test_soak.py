@@ -56,4 +56,4 @@ def test_thousands_of_acts_keep_every_invariant(record_property: matrix_rows.Not
     assert machine.COUNTS["acts"] > 2000
     assert machine.COUNTS["kills"] > 50
     assert machine.COUNTS["driver faults struck"] > 20
-    assert sum(machine.COUNTS[kind.value] for kind in script.FaultKind) > 100
+    assert sum(machine.COUNTS[kind.value] for kind in script.StrikeKind) > 100

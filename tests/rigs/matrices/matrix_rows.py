@@ -1,13 +1,13 @@
-"""Matrices play every fault at every moment of a change; ``docs/results`` has what they counted.
+"""Matrices play every strike at every moment of a change; ``docs/results`` has what they counted.
 
 They share these words:
 
-moment: Where a fault can strike: a call of a port, of NVML, of the API server or of kubelet.
-fault: What strikes there: a kill, an error, silence, or a write of another program.
-case: One fault at one moment. It is struck if the fault came into effect there.
+moment: Where a strike can come: a call of a port, of NVML, of the API server or of kubelet.
+strike: What comes there: a kill, an error, silence, or a write of another program.
+case: One strike at one moment. It is struck if the strike came into effect there.
 end: How the node is once the change, or what recovers it, has ended.
 result: What was counted in one case or in many, and what is wrong with their ends.
-row: The results of all cases of one change or one fault.
+row: The results of all cases of one change or one strike.
 """
 
 import json
@@ -46,11 +46,11 @@ class MatrixRow:
         self._problems: list[str] = []
 
     def until_struck(self, case: object, strike: Callable[[], _End | None]) -> _End | None:
-        """Repeat a case until its fault strikes: a wait may be over before its n-th poll.
+        """Repeat a case until its strike comes: a wait may be over before its n-th poll.
 
         Args:
             case: Its name.
-            strike: Plays it once and returns its end; None if the fault did not strike.
+            strike: Plays it once and returns its end; None if the strike did not come.
         """
         for number in range(_MAX_PLAYS):
             self.played_again += number > 0
@@ -59,11 +59,11 @@ class MatrixRow:
                 self.count(is_struck=True)
                 return end
         self.count(is_struck=False)
-        self.report([f"{case}: the fault never struck"])
+        self.report([f"{case}: the strike never came"])
         return None
 
     def count(self, *, is_struck: bool) -> None:
-        """Count a case, in which the fault came into effect or did not."""
+        """Count a case, in which the strike came into effect or did not."""
         self.tried += 1
         self.struck += is_struck
 
