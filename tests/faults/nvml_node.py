@@ -88,7 +88,7 @@ class StruckNode:
         self.state.update(lambda _node: self._start)
         # A new one, because a fault may have left the session open.
         nvml_faults.install(self.state.path)
-        self.cluster = rig = simulated_rig.SimulatedRig(self.state)
+        self.rig = rig = simulated_rig.SimulatedRig(self.state)
         rig.advance()
         if self.change.is_busy:
             rig.occupy()
@@ -99,7 +99,7 @@ class StruckNode:
         self, layout: str = "", *, listen: lost_stderr.Listen = structlog.testing.capture_logs
     ) -> RunEnd:
         """Run the pipeline once; no log line may have a traceback."""
-        rig = self.cluster
+        rig = self.rig
         with listen() as log:
             outcome = self._pipeline.run(
                 layout or self.change.layout, fakes.FakeRequest(rig.clock)

@@ -100,7 +100,7 @@ def growth(samples: Sequence[Sample]) -> Growth:
 @contextlib.contextmanager
 def _agent() -> Iterator[Callable[[int], None]]:
     """Yield a function that has an agent apply layouts in turn, to one GPU in memory."""
-    rig = cluster.SoakCluster(_SPEC, label_managed=True, script_=script.Script())
+    rig = cluster.SoakRig(_SPEC, label_managed=True, script_=script.Script())
     agent = process.Process(rig, fakes.FakeConfig(layout_table.document(_LAYOUTS)), heals=False)
     layouts = itertools.cycle(_LAYOUTS)
 

@@ -12,8 +12,7 @@ from mig_manager.core.records import journals, run_status
 from mig_manager.sandbox.driver import simulated_nvml, states
 from testkit import nvml_faults
 from tests.rigs.node import fake_cluster, fakes, simulated_rig, unrestored
-from tests.soak import cluster as soak_cluster
-from tests.soak import driver, layouts, process, script
+from tests.soak import driver, layouts, process, script, soak_rig
 
 ROLLBACK_FAILED_TEXTS = ("failed as well", "could not be rolled back", "still to restore")
 """How a message says that the former instances are not restored."""
@@ -62,9 +61,7 @@ class Soak(stateful.RuleBasedStateMachine):
         kill: list[script.Strike],
         seeds: list[tuple[int, int, int]],
     ) -> None:
-        self.rig = soak_cluster.SoakCluster(
-            spec, label_managed=label_managed, script_=script.Script()
-        )
+        self.rig = soak_rig.SoakRig(spec, label_managed=label_managed, script_=script.Script())
         self.rig.script.acts |= {
             script.StrikeKind.LABEL: lambda pick: self._label(
                 layouts.NAMES[pick % len(layouts.NAMES)]

@@ -17,8 +17,7 @@ from mig_manager.core.records import run_status
 from mig_manager.sandbox.driver import resets, simulated_nvml
 from tests.rigs.node import fake_cluster, fakes, inboxes, strikes
 from tests.rigs.stage import in_process, process_moments
-from tests.soak import cluster as soak_cluster
-from tests.soak import driver, script
+from tests.soak import driver, script, soak_rig
 
 _MAX_TRIES = 12  # tries in a row that an agent gets to publish its outcome: each strike comes once
 _DEADLINE_S = 120.0
@@ -55,17 +54,15 @@ class LoopStep(NamedTuple):
 class Process:
     """One agent process; its first step begins with the first look at the node."""
 
-    def __init__(
-        self, rig: soak_cluster.SoakCluster, configs: fakes.FakeConfig, *, heals: bool
-    ) -> None:
+    def __init__(self, rig: soak_rig.SoakRig, configs: fakes.FakeConfig, *, heals: bool) -> None:
         self._rig = rig
-        simulated_nvml.load(soak_cluster.Library(rig))
+        simulated_nvml.load(soak_rig.Library(rig))
         self.box = _Mailbox(rig)
         in_memory = {
             "gpus": driver.real_adapter(rig.clock),
             "reset": resets.SimulatedReset(rig.state),
             "node": fake_cluster.FakeNode(rig),
-            "workloads": soak_cluster.Workloads(rig, lambda: self.box.served_layout),
+            "workloads": soak_rig.Workloads(rig, lambda: self.box.served_layout),
             "allocations": fake_cluster.FakeAllocations(rig),
             "configs": configs,
         }
@@ -158,7 +155,7 @@ class _Mailbox(inboxes.NodeInbox, ports.Telemetry):
     How the runs of a step ended is remembered until the next one.
     """
 
-    def __init__(self, rig: soak_cluster.SoakCluster) -> None:
+    def __init__(self, rig: soak_rig.SoakRig) -> None:
         super().__init__(rig, lambda _pause: self._end_step(is_resting=True))
         self.names: list[str] = []
         self.successes: list[str] = []
@@ -217,6 +214,6 @@ class _Mailbox(inboxes.NodeInbox, ports.Telemetry):
         self.is_resting = False
 
 
-def state_of(rig: soak_cluster.SoakCluster) -> run_status.State | None:
+def state_of(rig: soak_rig.SoakRig) -> run_status.State | None:
     text = rig.node_object.labels.get(well_known.STATE_LABEL)
     return run_status.State(text) if text else None

@@ -1,4 +1,4 @@
-"""The cluster side of the soak: the fake node over simulated GPUs, and its other inhabitants."""
+"""The node of the soak over simulated GPUs, and the people and programs beside its agent."""
 
 from collections.abc import Callable, Mapping
 
@@ -14,7 +14,7 @@ MONITOR_LABEL = well_known.DEPLOY_LABEL_PREFIX + "dcgm"
 _VALUES = ("true", "false", None)  # what an owner may decide about a deploy label
 
 
-class SoakCluster(simulated_rig.SimulatedRig):
+class SoakRig(simulated_rig.SimulatedRig):
     """One node: its GPUs, its pods and their devices, and what its owners want of it."""
 
     def __init__(self, spec: str, *, label_managed: bool, script_: script.Script) -> None:
@@ -169,31 +169,32 @@ class SoakCluster(simulated_rig.SimulatedRig):
 class Workloads(fake_cluster.FakeWorkloads):
     """Records each granted eviction."""
 
-    def __init__(self, rig: SoakCluster, served_layout: Callable[[], str | None]) -> None:
+    _rig: SoakRig
+
+    def __init__(self, rig: SoakRig, served_layout: Callable[[], str | None]) -> None:
         super().__init__(rig)
-        self._cluster = rig
         self._served_layout = served_layout
 
     def evict(self, pod: pod_object.Pod) -> api_evictions.EvictionResponse:
-        cluster, devices = self._cluster, self._cluster.kubelet.devices_by_pod
-        remaining = [uid for uid, each in cluster.pods.items() if not each.is_terminating]
+        devices = self._rig.kubelet.devices_by_pod
+        remaining = [uid for uid, each in self._rig.pods.items() if not each.is_terminating]
         eviction = evictions.Eviction(
             pod.name,
             self._served_layout(),
             devices.get(pod.uid, frozenset()),
             frozenset().union(*(devices.get(uid, ()) for uid in remaining)),
-            cluster.state.read(),
+            self._rig.state.read(),
         )
         verdict = super().evict(pod)
         if verdict.answer is api_evictions.Eviction.ACCEPTED:
-            cluster.evictions.append(eviction)
+            self._rig.evictions.append(eviction)
         return verdict
 
 
 class Library(nvml_faults.CountingLibrary):
     """Reports before and after each change of a GPU."""
 
-    def __init__(self, rig: SoakCluster) -> None:
+    def __init__(self, rig: SoakRig) -> None:
         super().__init__(rig.state)
         self._rig = rig
 
