@@ -9,7 +9,7 @@ from typing import NamedTuple
 from mig_manager.core.objects import well_known
 from mig_manager.core.records import run_status
 from mig_manager.sandbox.node import objects
-from tests.crash import changes, stage
+from tests.crash import agent_process, changes, stage
 from tests.rigs import layout_table
 from tests.rigs.node.simulated_rig import devices
 from tests.rigs.stage import process_moments
@@ -55,28 +55,30 @@ def record(change: changes.ProcessChange) -> Recording:
 
 
 def _moments(change: changes.ProcessChange, start: stage.Start) -> tuple[str, ...]:
-    with stage.CrashStage(change, start) as rig:
-        assert rig.devices_in_words() == change.before
-        rig.label(change.layout)
-        agent = rig.spawn()
-        rig.wait(lambda: agent.has_served, f"the end of {change.name}")
-        problem = f"{rig.status()}\n{rig.logs()}"
-        assert rig.status()["state"] == change.ends.value, problem
-        assert rig.status()["reason"] == change.reason.value, problem
+    with stage.CrashStage(change, start) as crash_stage:
+        assert crash_stage.devices_in_words() == change.before
+        crash_stage.label(change.layout)
+        agent = crash_stage.spawn()
+        crash_stage.wait(lambda: agent.has_served, f"the end of {change.name}")
+        problem = f"{crash_stage.status()}\n{crash_stage.logs()}"
+        assert crash_stage.status()["state"] == change.ends.value, problem
+        assert crash_stage.status()["reason"] == change.reason.value, problem
         return process_moments.distinct_moments(agent.moments())
 
 
 def _start_of(change: changes.ProcessChange) -> stage.Start:
     bare = dataclasses.replace(change, guarded_resource="", is_cordoned=False, options=())
-    with stage.CrashStage(bare, None) as rig:
+    with stage.CrashStage(bare, None) as crash_stage:
         keys = {well_known.CONFIG_LABEL, well_known.STATE_LABEL, well_known.APPLIED_LABEL}
         if change.was:
-            rig.label(change.was)
-            agent = rig.spawn()
-            rig.wait(lambda: agent.has_served, f"layout {change.was}")
-            assert rig.status()["state"] == run_status.State.SUCCESS.value, rig.logs()
+            crash_stage.label(change.was)
+            agent = crash_stage.spawn()
+            crash_stage.wait(lambda: agent.has_served, f"layout {change.was}")
+            assert crash_stage.status()["state"] == run_status.State.SUCCESS.value, (
+                crash_stage.logs()
+            )
             agent.kill()
-        node, now = rig.node(), rig.state.read()
+        node, now = crash_stage.node(), crash_stage.state.read()
         return stage.Start(
             gpus=now.gpus,
             next_serial=now.next_serial,
@@ -94,41 +96,45 @@ def strike_and_restart(
         None if the agent did not come to the moment.
     """
     strike = _kill if variant.strike_with is signal.SIGKILL else _stop
-    with stage.CrashStage(variant.change, recording.start) as rig:
-        rig.label(variant.change.layout)
-        result = strike(rig, moment)
+    with stage.CrashStage(variant.change, recording.start) as crash_stage:
+        crash_stage.label(variant.change.layout)
+        result = strike(crash_stage, moment)
         if result and not result.problems:
-            _pass_downtime(variant.downtime, rig)
-            result = result._replace(problems=_problems_at_end(rig, rig.spawn(), variant.downtime))
+            _pass_downtime(variant.downtime, crash_stage)
+            result = result._replace(
+                problems=_problems_at_end(crash_stage, crash_stage.spawn(), variant.downtime)
+            )
         if result and result.problems:
-            result = result._replace(problems=(*result.problems, rig.logs()))
+            result = result._replace(problems=(*result.problems, crash_stage.logs()))
         return result
 
 
-def _kill(rig: stage.CrashStage, moment: str) -> KillResult | None:
-    agent = rig.spawn(strike_at=moment)
-    rig.wait(lambda: agent.is_gone() or agent.has_served, f"the end at {moment}")
+def _kill(crash_stage: stage.CrashStage, moment: str) -> KillResult | None:
+    agent = crash_stage.spawn(strike_at=moment)
+    crash_stage.wait(lambda: agent.is_gone() or agent.has_served, f"the end at {moment}")
     if not agent.is_gone():
         agent.kill()
         return None
     end = agent.status, agent.moments()[-1:]
     is_ours = end == (-signal.SIGKILL, [moment])
-    return KillResult(rig.phase(), () if is_ours else (f"not our kill ended it, but {end}",))
+    return KillResult(
+        crash_stage.phase(), () if is_ours else (f"not our kill ended it, but {end}",)
+    )
 
 
-def _stop(rig: stage.CrashStage, moment: str) -> KillResult | None:
-    agent = rig.spawn(strike_at=moment, strike_with=signal.SIGTERM)
-    rig.wait(lambda: moment in agent.moments() or agent.has_served, f"the way to {moment}")
+def _stop(crash_stage: stage.CrashStage, moment: str) -> KillResult | None:
+    agent = crash_stage.spawn(strike_at=moment, strike_with=signal.SIGTERM)
+    crash_stage.wait(lambda: moment in agent.moments() or agent.has_served, f"the way to {moment}")
     if moment not in agent.moments():
         agent.kill()
         return None
-    phase, problems = rig.phase(), []
+    phase, problems = crash_stage.phase(), []
     if agent.is_gone(_GRACE_S):
         if status := agent.status:
             problems.append(f"exit status {status}")
-        problems += _not_restored(rig, is_stopped=True)
+        problems += _not_restored(crash_stage, is_stopped=True)
         if (
-            objects.labels(rig.node()).get(well_known.STATE_LABEL)
+            objects.labels(crash_stage.node()).get(well_known.STATE_LABEL)
             == run_status.State.PENDING.value
         ):
             problems.append("the node says pending")
@@ -138,65 +144,67 @@ def _stop(rig: stage.CrashStage, moment: str) -> KillResult | None:
     return KillResult(phase, tuple(problems))
 
 
-def recovery_problems(rig: stage.CrashStage) -> tuple[str, ...]:
+def recovery_problems(crash_stage: stage.CrashStage) -> tuple[str, ...]:
     """Start another agent, with a real GPU worker; return what is wrong once it rests."""
-    return _problems_at_end(rig, rig.spawn(has_worker=True), Downtime.RESTART)
+    return _problems_at_end(crash_stage, crash_stage.spawn(has_worker=True), Downtime.RESTART)
 
 
-def _pass_downtime(downtime: Downtime, rig: stage.CrashStage) -> None:
+def _pass_downtime(downtime: Downtime, crash_stage: stage.CrashStage) -> None:
     match downtime:
         case Downtime.RESTART:
             pass
         case Downtime.REBOOT:
-            rig.reboot()
+            crash_stage.reboot()
         case Downtime.OTHER_LAYOUT:
-            rig.label(rig.change.other)
+            crash_stage.label(crash_stage.change.other)
         case Downtime.NO_LAYOUT:
-            rig.label(None)
+            crash_stage.label(None)
         case Downtime.OLD_LAYOUT:
-            rig.label(rig.change.was)
+            crash_stage.label(crash_stage.change.was)
         case Downtime.CORRUPT_JOURNAL:
-            rig.cut_journal()
+            crash_stage.cut_journal()
 
 
 # -- what is wrong at the end -----------------------------------------------------------------
 
 
 def _problems_at_end(
-    rig: stage.CrashStage, successor: stage.AgentProcess, downtime: Downtime
+    crash_stage: stage.CrashStage, successor: agent_process.AgentProcess, downtime: Downtime
 ) -> tuple[str, ...]:
     """Wait until the next agent has nothing to do; return what is wrong then."""
-    if not rig.comes_true(lambda: successor.has_served, stage.WAIT_S):
-        return (f"no end within {stage.WAIT_S:g} s", f"status {dict(rig.status())}")
+    if not crash_stage.comes_true(lambda: successor.has_served, stage.WAIT_S):
+        return (f"no end within {stage.WAIT_S:g} s", f"status {dict(crash_stage.status())}")
     problems: list[str] = []
 
     def is_converged() -> bool:
-        problems[:] = _problems(rig, downtime)
+        problems[:] = _problems(crash_stage, downtime)
         return not problems
 
     # The plugin of a failed change, and kubelet with it, come back when they come back.
-    rig.comes_true(is_converged, _CONVERGE_S)
+    crash_stage.comes_true(is_converged, _CONVERGE_S)
     return tuple(problems)
 
 
-def _problems(rig: stage.CrashStage, downtime: Downtime) -> Iterable[str]:
-    yield from _not_restored(rig)
-    labels, gpus = objects.labels(rig.node()), rig.devices_in_words()
+def _problems(crash_stage: stage.CrashStage, downtime: Downtime) -> Iterable[str]:
+    yield from _not_restored(crash_stage)
+    labels, gpus = objects.labels(crash_stage.node()), crash_stage.devices_in_words()
     end = labels.get(well_known.STATE_LABEL), labels.get(well_known.APPLIED_LABEL), gpus
-    if end not in _allowed_ends(rig.change, downtime):
-        yield f"the end {end}, status {dict(rig.status())}"
-    if not rig.is_offering():
-        allocatable = rig.sandboxes[0].devices.allocatable()
-        yield f"allocatable: {allocatable}, not {sorted(devices(rig.state))}"
+    if end not in _allowed_ends(crash_stage.change, downtime):
+        yield f"the end {end}, status {dict(crash_stage.status())}"
+    if not crash_stage.is_offering():
+        allocatable = crash_stage.sandboxes[0].devices.allocatable()
+        yield f"allocatable: {allocatable}, not {sorted(devices(crash_stage.state))}"
     if downtime is not Downtime.REBOOT:
-        yield from _disturbed_pods(rig, downtime)
+        yield from _disturbed_pods(crash_stage, downtime)
 
 
-def _not_restored(rig: stage.CrashStage, *, is_stopped: bool = False) -> list[str]:
-    hooks = ["the exit hooks have not run"] if rig.awaits_exit_hooks() else []
-    slots = [f"the slot {name} is not released" for name in rig.slots_in_use()]
-    on_node = rig.unrestored_on_node(
-        is_stopped=is_stopped, is_cordoned=rig.change.is_cordoned, deployed=rig.deploy_labels
+def _not_restored(crash_stage: stage.CrashStage, *, is_stopped: bool = False) -> list[str]:
+    hooks = ["the exit hooks have not run"] if crash_stage.awaits_exit_hooks() else []
+    slots = [f"the slot {name} is not released" for name in crash_stage.slots_in_use()]
+    on_node = crash_stage.unrestored_on_node(
+        is_stopped=is_stopped,
+        is_cordoned=crash_stage.change.is_cordoned,
+        deployed=crash_stage.deploy_labels,
     )
     return [*hooks, *slots, *on_node]
 
@@ -226,14 +234,20 @@ def _allowed_ends(change: changes.ProcessChange, downtime: Downtime) -> Ends:
             return {(failed, was, change.before)}
 
 
-def _disturbed_pods(rig: stage.CrashStage, downtime: Downtime) -> Iterable[str]:
+def _disturbed_pods(crash_stage: stage.CrashStage, downtime: Downtime) -> Iterable[str]:
     """Name the pods that were disturbed although the change does not affect their devices."""
-    spared = layout_table.devices_by_gpu(rig.change.before)
-    spared &= layout_table.devices_by_gpu(rig.change.gpus_after_drain)
+    spared = layout_table.devices_by_gpu(crash_stage.change.before)
+    spared &= layout_table.devices_by_gpu(crash_stage.change.gpus_after_drain)
     if downtime is Downtime.OTHER_LAYOUT:
-        spared &= layout_table.devices_by_gpu(rig.change.gpus_with(rig.change.other))
-    now, in_use, ready = rig.serials(), rig.devices_by_pod(), rig.ready_pods()
-    for pod in rig.pods:
+        spared &= layout_table.devices_by_gpu(
+            crash_stage.change.gpus_with(crash_stage.change.other)
+        )
+    now, in_use, ready = (
+        crash_stage.serials(),
+        crash_stage.devices_by_pod(),
+        crash_stage.ready_pods(),
+    )
+    for pod in crash_stage.pods:
         if not spared.issuperset(pod.devices):
             continue
         current = ready.get(pod.name)
@@ -241,5 +255,5 @@ def _disturbed_pods(rig: stage.CrashStage, downtime: Downtime) -> Iterable[str]:
             yield f"{pod.name} was disturbed"
         elif in_use.get(pod.name) != pod.device_ids:
             yield f"{pod.name} has {in_use.get(pod.name)}, not {pod.device_ids}"
-        elif any(now.get(id_) != rig.serials_before[id_] for id_ in pod.device_ids):
+        elif any(now.get(id_) != crash_stage.serials_before[id_] for id_ in pod.device_ids):
             yield f"the instance of {pod.name} was destroyed and made again"

@@ -2,8 +2,6 @@
 
 import contextlib
 import dataclasses
-import multiprocessing
-import os
 import pathlib
 import signal
 import time
@@ -17,7 +15,7 @@ from mig_manager.sandbox import stages
 from mig_manager.sandbox.driver import states
 from mig_manager.sandbox.node import cluster_view, objects, sandbox_node
 from testkit import nvml_faults
-from tests.crash import agent_process, changes
+from tests.crash import agent_main, agent_process, changes
 from tests.rigs import layout_table
 from tests.rigs.cluster import monitors
 from tests.rigs.node import simulated_rig, unrestored
@@ -25,7 +23,6 @@ from tests.rigs.stage import agent_stage
 
 WAIT_S = 180.0
 _POLL_S = 0.01
-_STOP_S = 10.0
 _QUICK = sandbox_node.NodeOptions(
     tick_s=0.02, pod_start_s=0.01, pod_stop_s=0.01, plugin_start_s=0.01
 )
@@ -35,12 +32,6 @@ _CLIENT_LABELS = {
 }
 """One that is paused and restored, and one that an administrator disabled."""
 _MONITOR_LABEL = f"{well_known.DEPLOY_LABEL_PREFIX}dcgm-exporter"
-
-_FORKS = multiprocessing.get_context("forkserver")
-# A fork of a process that has imported everything and used nothing is as good as a fresh start.
-_FORKS.set_forkserver_preload(
-    ["grpc", "mig_manager.adapters.kubelet_messages", "tests.crash.agent_process"]
-)
 
 Serials = Mapping[str, tuple[int, int]]
 """MIG UUID to the serials of the instances behind it: an instance that is created again in the
@@ -214,7 +205,7 @@ class CrashStage(agent_stage.AgentStage):
         strike_at: str | None = None,
         strike_with: signal.Signals = signal.SIGKILL,
         has_worker: bool = False,
-    ) -> "AgentProcess":
+    ) -> agent_process.AgentProcess:
         """Start an agent, to be struck at a moment if one is given."""
         self._agents += 1
         options = {
@@ -243,8 +234,8 @@ class CrashStage(agent_stage.AgentStage):
             ]
             file.write_text("\n".join(["hooks:", *lines]), encoding="utf-8")
             options["hooks_file"] = str(file)
-        agent = AgentProcess(
-            agent_process.Arguments(
+        agent = agent_process.AgentProcess(
+            agent_main.Arguments(
                 options=options,
                 moments=str(self.machine.state_file.with_name(f"moments-{self._agents}")),
                 log=str(self._log_of(self._agents)),
@@ -275,49 +266,3 @@ class CrashStage(agent_stage.AgentStage):
             self.changed.wait(_POLL_S)
             self.changed.clear()
         return True
-
-
-class AgentProcess:
-    """An agent process and the moments that it has come to."""
-
-    def __init__(self, arguments: agent_process.Arguments) -> None:
-        self._process = _FORKS.Process(target=_be, args=(arguments,))
-        self._process.start()
-        self._moments = pathlib.Path(arguments.moments)
-
-    @property
-    def pid(self) -> int:
-        assert self._process.pid is not None
-        return self._process.pid
-
-    @property
-    def status(self) -> int | None:
-        """The exit status of a process that has ended; ``-9`` after SIGKILL."""
-        return self._process.exitcode
-
-    def is_gone(self, timeout_s: float = 0.0) -> bool:
-        """Wait for the process to end; return whether it did."""
-        self._process.join(timeout_s)
-        return self.status is not None
-
-    def kill(self) -> None:
-        """End it at once; done when it has ended."""
-        self._process.kill()
-        assert self.is_gone(_STOP_S)
-
-    def moments(self) -> list[str]:
-        """Return the moments in their order."""
-        try:
-            return self._moments.read_text(encoding="utf-8").splitlines()
-        except FileNotFoundError:
-            return []
-
-    @property
-    def has_served(self) -> bool:
-        """Whether it waits: for the next request, or for its next retry."""
-        return f"{agent_process.IDLE} #2" in self.moments()
-
-
-def _be(arguments: agent_process.Arguments) -> None:
-    """Run an agent in a forked process, and end it without Python's own cleanup."""
-    os._exit(agent_process.serve(arguments))

@@ -30,11 +30,11 @@ def dies(process: int) -> bool:
     return bool(poll.poll(_DEATH_S * 1000))
 
 
-def kill_at_work(rig: stage.CrashStage, is_at_work: Callable[[], bool]) -> None:
+def kill_at_work(crash_stage: stage.CrashStage, is_at_work: Callable[[], bool]) -> None:
     """Kill an agent when a condition holds; check that its workers die, too."""
-    rig.label(rig.change.layout)
-    agent = rig.spawn(has_worker=True)
-    rig.wait(is_at_work, "the worker")
+    crash_stage.label(crash_stage.change.layout)
+    agent = crash_stage.spawn(has_worker=True)
+    crash_stage.wait(is_at_work, "the worker")
     with contextlib.ExitStack() as stack:
         workers = [os.pidfd_open(pid) for pid in processes.children(agent.pid)]
         for worker in workers:
@@ -44,9 +44,9 @@ def kill_at_work(rig: stage.CrashStage, is_at_work: Callable[[], bool]) -> None:
         assert all(dies(worker) for worker in workers)
 
 
-def gpu_changes(rig: stage.CrashStage) -> int:
+def gpu_changes(crash_stage: stage.CrashStage) -> int:
     """Return how often the GPUs have changed."""
-    return sum(gpu.changes for gpu in rig.state.read().gpus)
+    return sum(gpu.changes for gpu in crash_stage.state.read().gpus)
 
 
 @pytest.mark.parametrize(
@@ -60,13 +60,15 @@ def test_worker_in_a_driver_call_dies_with_its_agent(
     change: changes.ProcessChange, function: str, recorder: kill_case.Recorder
 ) -> None:
     recording = recorder(change)
-    with stage.CrashStage(change, recording.start) as rig:
-        rig.state.add_fault(nvml_faults.Fault(function=function, hang_s=_LONG_S))
+    with stage.CrashStage(change, recording.start) as crash_stage:
+        crash_stage.state.add_fault(nvml_faults.Fault(function=function, hang_s=_LONG_S))
 
-        kill_at_work(rig, lambda: any(armed.strikes for armed in rig.state.faults()))
+        kill_at_work(
+            crash_stage, lambda: any(armed.strikes for armed in crash_stage.state.faults())
+        )
 
-        rig.state.clear_faults()
-        assert kill_case.recovery_problems(rig) == ()
+        crash_stage.state.clear_faults()
+        assert kill_case.recovery_problems(crash_stage) == ()
 
 
 @pytest.mark.slow
@@ -85,13 +87,13 @@ def test_steps_of_a_killed_worker_are_resumed_or_undone(
     change: changes.ProcessChange, nth: int, latency: states.Latency, recorder: kill_case.Recorder
 ) -> None:
     recording = recorder(change)
-    with stage.CrashStage(change, recording.start) as rig:
-        usual = rig.state.read().options
-        rig.state.set_options(dataclasses.replace(usual, latency=latency))
-        before = gpu_changes(rig)
+    with stage.CrashStage(change, recording.start) as crash_stage:
+        usual = crash_stage.state.read().options
+        crash_stage.state.set_options(dataclasses.replace(usual, latency=latency))
+        before = gpu_changes(crash_stage)
 
         # The driver has done it and takes its time to say so.
-        kill_at_work(rig, lambda: gpu_changes(rig) == before + nth)
+        kill_at_work(crash_stage, lambda: gpu_changes(crash_stage) == before + nth)
 
-        rig.state.set_options(usual)
-        assert kill_case.recovery_problems(rig) == ()
+        crash_stage.state.set_options(usual)
+        assert kill_case.recovery_problems(crash_stage) == ()
