@@ -22,7 +22,7 @@ from mig_manager.sandbox.driver import simulated_nvml
 from tests.rigs import contract, layout_table
 from tests.rigs.node import fakes
 from tests.rigs.stage import agent_stage
-from tests.soak import cluster, process, script
+from tests.soak import process, script, soak_rig
 
 _SPEC = "A100-SXM4-40GB"
 _LAYOUTS = ("all-1g.5gb", "all-balanced")
@@ -100,7 +100,7 @@ def growth(samples: Sequence[Sample]) -> Growth:
 @contextlib.contextmanager
 def _agent() -> Iterator[Callable[[int], None]]:
     """Yield a function that has an agent apply layouts in turn, to one GPU in memory."""
-    rig = cluster.SoakRig(_SPEC, label_managed=True, script_=script.Script())
+    rig = soak_rig.SoakRig(_SPEC, label_managed=True, script_=script.Script())
     agent = process.Process(rig, fakes.FakeConfig(layout_table.document(_LAYOUTS)), heals=False)
     layouts = itertools.cycle(_LAYOUTS)
 
