@@ -125,7 +125,7 @@ class Soak(stateful.RuleBasedStateMachine):
     def _write(self, text: str) -> None:
         self.configs.text = text
         if self.process is not None:
-            self.process.box.put_file_change()
+            self.process.inbox.put_file_change()
 
     def _label(self, name: str | None) -> bool:
         """Return whether there was a label to write or to remove."""
@@ -182,11 +182,11 @@ class Soak(stateful.RuleBasedStateMachine):
 
     @stateful.rule()
     def look_at_rest(self) -> None:
-        if self.process is None or not self.process.box.is_resting:
+        if self.process is None or not self.process.inbox.is_resting:
             return
         self._clear_faults()
         self._begin_step()
-        self.process.box.put_gpu_change()
+        self.process.inbox.put_gpu_change()
         self._end_step(self.process.step())
         COUNTS["reads"] += 1
         assert not self.rig.evictions

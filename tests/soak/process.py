@@ -57,12 +57,12 @@ class Process:
     def __init__(self, rig: soak_rig.SoakRig, configs: fakes.FakeConfig, *, heals: bool) -> None:
         self._rig = rig
         simulated_nvml.load(soak_rig.Library(rig))
-        self.box = _Mailbox(rig)
+        self.inbox = _StepInbox(rig)
         in_memory = {
             "gpus": driver.real_adapter(rig.clock),
             "reset": resets.SimulatedReset(rig.state),
             "node": fake_cluster.FakeNode(rig),
-            "workloads": soak_rig.Workloads(rig, lambda: self.box.served_layout),
+            "workloads": soak_rig.Workloads(rig, lambda: self.inbox.served_layout),
             "allocations": fake_cluster.FakeAllocations(rig),
             "configs": configs,
         }
@@ -73,8 +73,8 @@ class Process:
             agent_settings.AgentSettings.read(dict(_OPTIONS) | {"heal_drift": heals}, {}),
             _NO_API,
             boot_id=rig.state.boot_id,
-            overrides=main.Overrides(inbox=self.box, watches_files=False),
-            telemetry=self.box,
+            overrides=main.Overrides(inbox=self.inbox, watches_files=False),
+            telemetry=self.inbox,
             pod_watch=fakes.FakePodWatch(),
             clock=rig.clock,
             lock=fakes.FakeLock(),
@@ -90,18 +90,18 @@ class Process:
     def step(self, planned: Sequence[script.Strike] = ()) -> LoopStep:
         """Let the agent work until it rests, and return how that ended."""
         self._rig.script.begin(planned)
-        self.box.begin()
+        self.inbox.begin()
         try:
             for _ in range(_MAX_TRIES):
-                self.box.is_lost = False
+                self.inbox.is_lost = False
                 self._go()
-                if not self.box.is_lost or not self._thread.is_alive():
+                if not self.inbox.is_lost or not self._thread.is_alive():
                     break
             else:
                 raise AssertionError("the API answers, and still nothing can be published")
         finally:
             self._rig.script.end()
-        end = None if self.box.is_dead else self.box.last_end
+        end = None if self.inbox.is_dead else self.inbox.last_end
         message = (
             self._rig.node_object.status_messages[-1]
             if self._rig.node_object.status_messages
@@ -109,16 +109,16 @@ class Process:
         )
         return LoopStep(
             is_killed=self._is_killed,
-            is_over=self.box.is_dead,
-            outcome=end and StepOutcome(*end, message, should_retry=not self.box.is_resting),
-            names=tuple(self.box.names),
-            successes=tuple(self.box.successes),
+            is_over=self.inbox.is_dead,
+            outcome=end and StepOutcome(*end, message, should_retry=not self.inbox.is_resting),
+            names=tuple(self.inbox.names),
+            successes=tuple(self.inbox.successes),
         )
 
     def abandon(self) -> None:
         """Kill it where it rests."""
         if self._thread.is_alive():
-            self.box.is_abandoned = True
+            self.inbox.is_abandoned = True
             self._go()
             assert not self._thread.is_alive()
 
@@ -126,9 +126,9 @@ class Process:
         if not self._thread.is_alive():
             self._thread.start()
         else:
-            self.box.may_go.release()
-        assert self.box.is_step_over.acquire(timeout=_DEADLINE_S), "it neither rests nor ends"
-        if self.box.is_dead:
+            self.inbox.may_go.release()
+        assert self.inbox.is_step_over.acquire(timeout=_DEADLINE_S), "it neither rests nor ends"
+        if self.inbox.is_dead:
             self._thread.join(_DEADLINE_S)
             assert not self._thread.is_alive()
         if self._error is not None:
@@ -141,15 +141,15 @@ class Process:
             self._is_killed = True
         except BaseException as error:  # noqa: BLE001 - raised again in the test's thread
             self._error = error
-        self.box.is_dead = True
-        self.box.is_step_over.release()
+        self.inbox.is_dead = True
+        self.inbox.is_step_over.release()
 
     def _stop(self, _pick: int) -> bool:
-        self.box.stop()
+        self.inbox.stop()
         return True
 
 
-class _Mailbox(inboxes.NodeInbox, ports.Telemetry):
+class _StepInbox(inboxes.NodeInbox, ports.Telemetry):
     """Ends a step where the agent has nothing to do.
 
     How the runs of a step ended is remembered until the next one.

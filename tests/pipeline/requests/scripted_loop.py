@@ -61,8 +61,8 @@ class Pipeline(reconcile.Reconciler):
 
     def __init__(self, label: str | None, *script: Reason | Exception, node_uid: str = "") -> None:
         self.clock = fakes.FakeClock()
-        self.box = inboxes.Inbox(self.clock, self.pause)
-        self.box.put_label(label, node_uid=node_uid)
+        self.inbox = inboxes.Inbox(self.clock, self.pause)
+        self.inbox.put_label(label, node_uid=node_uid)
         self.pauses_s: list[float] = []
         self.news: list[Callable[[], object]] = []
         """What happens at the beginning of the next pauses, one each."""
@@ -155,7 +155,7 @@ class Pipeline(reconcile.Reconciler):
         self.on_run(cancel)
         answer = self._script.pop(0)
         if not self._script:
-            self.box.stop()
+            self.inbox.stop()
         if isinstance(answer, Exception):
             raise answer
         is_good = answer is Reason.APPLIED
@@ -180,7 +180,7 @@ def agent(
 ) -> loop.AgentLoop:
     return loop.AgentLoop(
         pipeline,
-        pipeline.box,
+        pipeline.inbox,
         limits or pauses(),
         monotonic=pipeline.clock.monotonic,
         **options,

@@ -64,11 +64,11 @@ def test_an_agent_that_stops_between_two_attempts_reopens_the_node() -> None:
 
 def test_early_change_of_the_config_file_does_not_remove_the_request() -> None:
     pipeline = Pipeline("a", Reason.APPLIED)
-    pipeline.box = inboxes.Inbox(pipeline.clock, pipeline.pause)
-    pipeline.box.put_file_change()
+    pipeline.inbox = inboxes.Inbox(pipeline.clock, pipeline.pause)
+    pipeline.inbox.put_file_change()
     pipeline.news = [
         lambda: pipeline.clock.wait(10),
-        lambda: pipeline.box.put_label("a"),
+        lambda: pipeline.inbox.put_label("a"),
     ]
 
     serve(pipeline, pauses(drift_check_s=1))
@@ -83,8 +83,8 @@ def test_checks_of_the_request_are_signs_of_life() -> None:
     silences_s: list[float] = []
     pulse = liveness.Pulse(lambda: now_s)
     pipeline = Pipeline("a", Reason.IN_USE, Reason.APPLIED)
-    pipeline.box = inboxes.Inbox(pipeline.clock, pipeline.pause, report=pulse.beat)
-    pipeline.box.put_label("a")
+    pipeline.inbox = inboxes.Inbox(pipeline.clock, pipeline.pause, report=pulse.beat)
+    pipeline.inbox.put_label("a")
 
     def work(request: ports.Cancellation) -> None:
         nonlocal now_s
@@ -109,7 +109,7 @@ def test_checks_of_the_request_are_signs_of_life() -> None:
 @pytest.mark.parametrize("reason", [Reason.DOES_NOT_FIT, Reason.IN_USE], ids=["final", "retry"])
 def test_newer_request_ends_the_pause_after_a_failure(reason: Reason) -> None:
     pipeline = Pipeline("a", reason, Reason.APPLIED)
-    pipeline.news = [lambda: pipeline.box.put_label("b")]
+    pipeline.news = [lambda: pipeline.inbox.put_label("b")]
 
     serve(pipeline, pauses(600))
 
@@ -118,7 +118,7 @@ def test_newer_request_ends_the_pause_after_a_failure(reason: Reason) -> None:
 
 
 def on_node(node_uid: str, name: str = "a") -> Callable[[intake.Inbox], None]:
-    return lambda box: box.put_label(name, node_uid=node_uid)
+    return lambda inbox: inbox.put_label(name, node_uid=node_uid)
 
 
 @pytest.mark.parametrize(
@@ -147,7 +147,7 @@ def test_only_another_label_is_a_new_request_and_no_new_node_or_file(
         # At the end of the last run before: what comes while it runs is served after it.
         if len(pipeline.runs) == len(reasons):
             for act in then:
-                act(pipeline.box)
+                act(pipeline.inbox)
 
     pipeline.on_run = register
 
@@ -165,7 +165,7 @@ def test_second_new_node_in_a_row_makes_no_new_request_either() -> None:
 
     def register(_request: ports.Cancellation) -> None:
         if uids:
-            pipeline.box.put_label("a", node_uid=uids.pop())
+            pipeline.inbox.put_label("a", node_uid=uids.pop())
 
     pipeline.on_run = register
 

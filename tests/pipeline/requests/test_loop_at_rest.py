@@ -69,7 +69,7 @@ def test_drift_check_runs_although_the_condition_is_unwritten() -> None:
 def test_new_request_is_served_although_the_condition_is_unwritten() -> None:
     pipeline = Pipeline("a", Reason.APPLIED, Reason.APPLIED)
     pipeline.condition.refusals = 1_000_000
-    pipeline.news = [lambda: pipeline.box.put_label("b")]
+    pipeline.news = [lambda: pipeline.inbox.put_label("b")]
 
     serve(pipeline, pauses(600))
 
@@ -79,7 +79,7 @@ def test_new_request_is_served_although_the_condition_is_unwritten() -> None:
 
 def test_without_a_label_an_interrupted_run_is_undone() -> None:
     pipeline = Pipeline(None, Reason.APPLIED)
-    pipeline.news = [lambda: pipeline.box.put_label("a")]
+    pipeline.news = [lambda: pipeline.inbox.put_label("a")]
 
     serve(pipeline)
 
@@ -91,7 +91,7 @@ def test_without_a_label_an_interrupted_run_is_undone() -> None:
 def test_without_a_label_a_gpu_event_leads_to_a_check_for_faults(action: actions.Action) -> None:
     pipeline = Pipeline(None, Reason.APPLIED)
     pipeline.next_action = action
-    pipeline.news = [pipeline.box.put_gpu_change, lambda: pipeline.box.put_label("a")]
+    pipeline.news = [pipeline.inbox.put_gpu_change, lambda: pipeline.inbox.put_label("a")]
 
     serve(pipeline)
 
@@ -115,7 +115,7 @@ def test_drift_check_starts_a_run_that_evicts_only_after_a_failure(
     pipeline = Pipeline("a", reason, Reason.APPLIED)
     pipeline.next_action = action
     if evicts:
-        pipeline.on_run = lambda _request: pipeline.box.put_gpu_change()
+        pipeline.on_run = lambda _request: pipeline.inbox.put_gpu_change()
 
     serve(pipeline, pauses(drift_check_s=0.0 if evicts else 0.02))
 
@@ -130,11 +130,11 @@ def test_change_of_use_is_observed_in_any_pause_on_demand() -> None:
 
     def note_change(_request: ports.Cancellation) -> None:
         # Noted during a run, and observed in the pause before the retry.
-        pipeline.box.put_use_change()
+        pipeline.inbox.put_use_change()
         looks.append(pipeline.reported_capacity.observations > 0)
 
     pipeline.on_run = note_change
-    pipeline.box.put_on_demand(is_on_demand=True)
+    pipeline.inbox.put_on_demand(is_on_demand=True)
 
     serve(pipeline)
 
@@ -145,10 +145,10 @@ def test_change_of_use_is_observed_in_any_pause_on_demand() -> None:
 def test_the_on_demand_label_is_followed_at_rest_as_it_comes_and_goes() -> None:
     pipeline = Pipeline(None)
     pipeline.news = [
-        lambda: pipeline.box.put_on_demand(is_on_demand=True),
-        pipeline.box.put_use_change,
-        lambda: pipeline.box.put_on_demand(is_on_demand=False),
-        pipeline.box.put_use_change,
+        lambda: pipeline.inbox.put_on_demand(is_on_demand=True),
+        pipeline.inbox.put_use_change,
+        lambda: pipeline.inbox.put_on_demand(is_on_demand=False),
+        pipeline.inbox.put_use_change,
     ]
 
     serve(pipeline)
