@@ -41,7 +41,7 @@ def measure(count: int) -> dict[str, Any]:
     read_s = time.process_time() - began_s
     applied = fleet_nodes.parse(_with_status(items[0], _LAYOUT))
     goal = goals.RolloutGoal(layout=_LAYOUT)
-    decider = rollout.Rollout(goal, rollout.RolloutLimits(max_unavailable="10%"))
+    decider = rollout.Rollout(goal, goals.RolloutLimits(max_unavailable="10%"))
     took_s: list[float] = []
     while True:
         began_s = time.process_time()

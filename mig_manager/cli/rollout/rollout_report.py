@@ -5,30 +5,30 @@ from typing import TYPE_CHECKING
 
 from mig_manager.core import messages
 from mig_manager.core.display import bar
-from mig_manager.core.fleet import goals, rollout
+from mig_manager.core.fleet import goals, node_progress, rollout
 
 if TYPE_CHECKING:
     from mig_manager.core.answers import fleet_answers
 
 _MAX_ROWS = 20  # nodes in a live table, even if the terminal has room for more
 
-_TONES: Mapping[rollout.NodeProgressState, bar.Tone] = {
-    rollout.NodeProgressState.SUCCESS: bar.Tone.GOOD,
-    rollout.NodeProgressState.PENDING: bar.Tone.CYAN,
-    rollout.NodeProgressState.TO_DO: bar.Tone.FAINT,
-    rollout.NodeProgressState.FAILED: bar.Tone.BAD,
-    rollout.NodeProgressState.TIMED_OUT: bar.Tone.BAD,
-    rollout.NodeProgressState.NO_RESPONSE: bar.Tone.BAD,
-    rollout.NodeProgressState.SKIPPED: bar.Tone.WARN,
-    rollout.NodeProgressState.SUPERSEDED: bar.Tone.WARN,
+_TONES: Mapping[node_progress.NodeProgressState, bar.Tone] = {
+    node_progress.NodeProgressState.SUCCESS: bar.Tone.GOOD,
+    node_progress.NodeProgressState.PENDING: bar.Tone.CYAN,
+    node_progress.NodeProgressState.TO_DO: bar.Tone.FAINT,
+    node_progress.NodeProgressState.FAILED: bar.Tone.BAD,
+    node_progress.NodeProgressState.TIMED_OUT: bar.Tone.BAD,
+    node_progress.NodeProgressState.NO_RESPONSE: bar.Tone.BAD,
+    node_progress.NodeProgressState.SKIPPED: bar.Tone.WARN,
+    node_progress.NodeProgressState.SUPERSEDED: bar.Tone.WARN,
 }
 _LISTED = (
-    rollout.NodeProgressState.FAILED,
-    rollout.NodeProgressState.TIMED_OUT,
-    rollout.NodeProgressState.NO_RESPONSE,
-    rollout.NodeProgressState.SUPERSEDED,
-    rollout.NodeProgressState.PENDING,
-    rollout.NodeProgressState.SKIPPED,
+    node_progress.NodeProgressState.FAILED,
+    node_progress.NodeProgressState.TIMED_OUT,
+    node_progress.NodeProgressState.NO_RESPONSE,
+    node_progress.NodeProgressState.SUPERSEDED,
+    node_progress.NodeProgressState.PENDING,
+    node_progress.NodeProgressState.SKIPPED,
 )
 _OUTCOMES: Mapping[rollout.RolloutPhase, str] = {
     rollout.RolloutPhase.DONE: "is done",
@@ -68,7 +68,7 @@ def _counts(decision: rollout.RolloutDecision, title: str) -> str:
     return f"{title}: {', '.join(parts) or 'no node is selected any more'}; {away}"
 
 
-def event(node: rollout.NodeProgress, message: str = "") -> str:
+def event(node: node_progress.NodeProgress, message: str = "") -> str:
     """Return one node in one line."""
     why = ": ".join(filter(None, (node.phase, node.reason, messages.printable(message, " "))))
     retried = ", will be retried" if node.is_retried else ""
@@ -85,7 +85,7 @@ def outcome(decision: rollout.RolloutDecision, title: str, *, style: bar.Style, 
         style.wrap(event(node, node.message), indent="  ")
         for node in (
             *decision.failures,
-            *decision.of(rollout.NodeProgressState.SKIPPED),
+            *decision.of(node_progress.NodeProgressState.SKIPPED),
             *decision.incomplete,
             *(each for each in decision.nodes if each.is_outdated),
         )
@@ -129,7 +129,7 @@ def data(decision: rollout.RolloutDecision, goal: goals.RolloutGoal) -> "fleet_a
     }
 
 
-def _row(node: rollout.NodeProgress, *, style: bar.Style, columns: int) -> str:
+def _row(node: node_progress.NodeProgress, *, style: bar.Style, columns: int) -> str:
     state = f"{node.state.value:<11}"
     name = f"{bar.shorten(node.name, columns // 2):<20}"
     message = messages.printable(node.message, " ")
@@ -142,7 +142,7 @@ def _row(node: rollout.NodeProgress, *, style: bar.Style, columns: int) -> str:
     return f"  {name}  {style.paint(state, _TONES[node.state])}  {rest}"
 
 
-def _without(node: rollout.NodeProgress) -> str:
+def _without(node: node_progress.NodeProgress) -> str:
     """Name the GPUs on which the layout is not active."""
     names = messages.printable(_list_names(node.unreachable), " ")
     return f" without unreachable {names}" if names else ""

@@ -17,7 +17,14 @@ from mig_manager.cli.rollout import rollout_report, rollout_settings
 from mig_manager.cli.toolkit import console, documents, plan_table
 from mig_manager.core import messages
 from mig_manager.core.display import bar
-from mig_manager.core.fleet import fleet_nodes, goals, listed_layouts, preview, rollout
+from mig_manager.core.fleet import (
+    fleet_nodes,
+    goals,
+    listed_layouts,
+    node_progress,
+    preview,
+    rollout,
+)
 from mig_manager.core.layout import layout_documents
 from mig_manager.core.settings import node_settings
 
@@ -128,7 +135,7 @@ def _roll_out(
     display = _Display(settings, terminal)
     decisions = _decisions(settings, goal, terminal, selected)
     decision = next(decisions)  # an interrupt before this has no outcome to show
-    skipped = decision.of(rollout.NodeProgressState.SKIPPED)
+    skipped = decision.of(node_progress.NodeProgressState.SKIPPED)
     misfits = [rollout_report.event(node, node.message) for node in skipped if node.reason]
     if len(misfits) == len(decision.nodes):
         why = messages.list_names(misfits, limit=_MAX_MISFITS)
@@ -228,7 +235,7 @@ class _Display:
         self._style = terminal.style(settings.colour)
         self._is_text = settings.output_format is node_settings.OutputFormat.TEXT
         self._is_live = terminal.can_redraw
-        self._before: dict[str, rollout.NodeProgressState] = {}
+        self._before: dict[str, node_progress.NodeProgressState] = {}
         self._clock = host.SystemClock()
         self._drawn_s = float("-inf")
         self._block = bar.Block()
@@ -238,7 +245,7 @@ class _Display:
             return
         if not self._is_live:
             for node in decision.nodes:
-                before = self._before.get(node.name, rollout.NodeProgressState.TO_DO)
+                before = self._before.get(node.name, node_progress.NodeProgressState.TO_DO)
                 self._before[node.name] = node.state
                 if node.state is not before:
                     # Other failures end the node, so the outcome has their messages.

@@ -6,7 +6,7 @@ from typing import Any
 
 from mig_manager import errors
 from mig_manager.cli.toolkit import command_settings
-from mig_manager.core.fleet import goals, node_amounts, rollout
+from mig_manager.core.fleet import goals, node_amounts
 from mig_manager.core.objects import selectors, well_known
 from mig_manager.core.settings import node_settings, options
 
@@ -58,7 +58,7 @@ class RolloutSettings(command_settings.AnswerSettings, node_settings.DocumentSet
     )
     undo: str  # the arguments of the command that undoes it
     goal: goals.RolloutGoal
-    limits: rollout.RolloutLimits
+    limits: goals.RolloutLimits
 
     @classmethod
     def values(cls, source: options.Source) -> dict[str, Any]:
@@ -81,7 +81,7 @@ class RolloutSettings(command_settings.AnswerSettings, node_settings.DocumentSet
         return values | {
             "undo": shlex.join(undo),
             "goal": _goal(values["layout_operand"]),
-            "limits": rollout.RolloutLimits(
+            "limits": goals.RolloutLimits(
                 max_unavailable=values["max_unavailable"],
                 pauses=values["pauses_on_failure"],
                 node_timeout_s=values["node_timeout_s"],

@@ -13,7 +13,7 @@ class _Failure(TypedDict):
 
 class _RolloutNode(TypedDict):
     name: str
-    state: Annotated[str, "core.fleet.rollout.NodeProgressState"]
+    state: Annotated[str, "core.fleet.node_progress.NodeProgressState"]
     phase: str
     reason: str
     message: str

@@ -1,4 +1,4 @@
-"""The goal of a rollout or of its undo: the layout to request of every node."""
+"""The goal of a rollout or of its undo, the layout to request of every node, and its limits."""
 
 import dataclasses
 import datetime as dt
@@ -8,6 +8,17 @@ from typing import Self
 from mig_manager.core.fleet import fleet_nodes, listed_layouts, marks
 from mig_manager.core.layout import layout_documents
 from mig_manager.core.records import run_status
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutLimits:
+    """Limits of a rollout; seconds."""
+
+    max_unavailable: str = "1"
+    """A number of nodes, or a percentage of nodes with an agent, rounded down, at least one."""
+    pauses: bool = False  # whether no further node starts after a failure
+    node_timeout_s: float = 1800.0  # for one node, without its wait for a slot
+    silence_timeout_s: float = 120.0  # for the response of an agent
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

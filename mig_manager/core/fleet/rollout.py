@@ -1,76 +1,15 @@
 """Decide which nodes of a rollout start next, within a limit of unavailable nodes.
 
 All state is on the nodes: a rollout can be interrupted and continued by any user, and concurrent
-rollouts see each other's nodes. A node counts as unavailable if it is not ready, cordoned or
-tainted. It also counts from the request, even before the drain, until its agent has finished and
-will not retry.
+rollouts see each other's nodes.
 """
 
 import collections
 import dataclasses
-import datetime as dt
 import enum
 from collections.abc import Sequence
-from typing import NamedTuple
 
-from mig_manager.core import messages
-from mig_manager.core.fleet import fleet_nodes, goals, node_amounts, preview
-from mig_manager.core.records import run_status
-
-
-class NodeProgressState(enum.Enum):
-    """The progress of a node; the values are a public contract."""
-
-    SUCCESS = "success"
-    TO_DO = "to-do"
-    PENDING = "pending"
-    FAILED = "failed"  # as its agent reports; it retries only if ``NodeProgress.is_retried``
-    TIMED_OUT = "timed-out"  # not applied within ``node_timeout_s``
-    NO_RESPONSE = "no-response"  # its agent does not respond; the previous request is restored
-    SKIPPED = "skipped"
-    """Without a request: the layout does not fit, it is not ready, or no agent ever reported."""
-    SUPERSEDED = "superseded"  # another layout was requested meanwhile
-
-
-BAD = frozenset(
-    {
-        NodeProgressState.FAILED,
-        NodeProgressState.TIMED_OUT,
-        NodeProgressState.NO_RESPONSE,
-        NodeProgressState.SUPERSEDED,
-    }
-)
-"""Failures, for ``RolloutLimits.pauses``."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class RolloutLimits:
-    """Limits of a rollout; seconds."""
-
-    max_unavailable: str = "1"
-    """A number of nodes, or a percentage of nodes with an agent, rounded down, at least one."""
-    pauses: bool = False  # whether no further node starts after a failure
-    node_timeout_s: float = 1800.0  # for one node, without its wait for a slot
-    silence_timeout_s: float = 120.0  # for the response of an agent
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class NodeProgress:
-    """One node of a rollout."""
-
-    name: str
-    state: NodeProgressState
-    phase: str = ""
-    reason: str = ""
-    message: str = ""
-    is_retried: bool = False
-    seconds: float = 0.0  # since it was first seen in progress
-    before: str | None = None  # the layout that ``undo`` requests
-    is_unavailable: bool = False
-    is_reserved: bool = False  # whether another request must finish before this node starts
-    is_outdated: bool = False  # whether its agent must read the layout's content before that
-    unreachable: tuple[str, ...] = ()
-    """Unreachable GPUs of a ``SUCCESS`` node: the layout is not active on them."""
+from mig_manager.core.fleet import fleet_nodes, goals, node_amounts, node_progress
 
 
 class RolloutPhase(enum.Enum):
@@ -96,10 +35,10 @@ class RolloutDecision:
     """The state of all nodes, and the next actions."""
 
     phase: RolloutPhase
-    nodes: tuple[NodeProgress, ...]  # in their order
+    nodes: tuple[node_progress.NodeProgress, ...]  # in their order
     max_unavailable: int  # how many nodes may be unavailable
     start: tuple[str, ...] = ()  # nodes on which to request the layout now
-    failures: tuple[NodeProgress, ...] = ()
+    failures: tuple[node_progress.NodeProgress, ...] = ()
     """Last failures of nodes that are not ``SUCCESS``, including nodes that retry now."""
     withdraw: tuple[str, ...] = ()
     """Nodes on which to restore the previous request, because their agent does not respond."""
@@ -111,12 +50,14 @@ class RolloutDecision:
         """Nodes that count as unavailable now."""
         return (*(node.name for node in self.nodes if node.is_unavailable), *self.others)
 
-    def of(self, *states: NodeProgressState) -> tuple[NodeProgress, ...]:
+    def of(
+        self, *states: node_progress.NodeProgressState
+    ) -> tuple[node_progress.NodeProgress, ...]:
         """Return the nodes in these states."""
         return tuple(node for node in self.nodes if node.state in states)
 
     @property
-    def incomplete(self) -> tuple[NodeProgress, ...]:
+    def incomplete(self) -> tuple[node_progress.NodeProgress, ...]:
         """Nodes with unreachable GPUs on which the layout is not active."""
         return tuple(node for node in self.nodes if node.unreachable)
 
@@ -124,85 +65,17 @@ class RolloutDecision:
     def counts(self) -> dict[str, int]:
         """How many nodes are in each state."""
         counted = collections.Counter(node.state for node in self.nodes)
-        return {state.value: counted[state] for state in NodeProgressState}
-
-
-_MOVING = (NodeProgressState.PENDING, NodeProgressState.TIMED_OUT)
-
-
-_OUTDATED = "its agent still has other content"
-
-
-class _Failure(NamedTuple):
-    """The identity of a failure: a repeated one differs."""
-
-    state: NodeProgressState
-    attempt: int = 0
-    at: dt.datetime | None = None  # when the failed run finished
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Unfinished:
-    """A request that an agent has not finished."""
-
-    requested: str | None
-    has_responded: bool
-    since_s: float  # since when both are so
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class _NodeHistory:
-    """The history of one node in a rollout, between decisions."""
-
-    uid: str = ""  # a node registered again under its name is another node
-    is_requested: bool = False  # whether its label was written and is not visible yet
-    gpus_text: str | None = None  # as its agent last published them
-    misfit: preview.NodePlan | None = None  # why it cannot have the layout, by these GPUs
-    has_joined: bool = False  # whether it has shown the target label during this rollout
-    target: str | None = None
-    """The label's value when it joined: an undo's is unknown once the mark is gone."""
-    is_withdrawn: bool = False  # whether its previous request was restored
-    since_s: float | None = None  # since when it is in progress, without its wait for a slot
-    unfinished: _Unfinished | None = None
-    failure: NodeProgress | None = None  # the last one; None if it is applied
-    earlier_failure: _Failure | None = None  # at the start: does not pause the rollout
-    has_failed: bool = False  # during the rollout, even if the layout was applied later
-
-    def after(
-        self,
-        progress: NodeProgress,
-        reported: run_status.PublishedStatus | None,
-        *,
-        has_begun: bool,
-    ) -> "_NodeHistory":
-        """Return it with the failure that this progress shows; an applied layout ends one."""
-        if progress.state is NodeProgressState.SUCCESS:
-            return dataclasses.replace(self, failure=None)
-        if progress.state not in BAD:
-            return self
-        failure = _Failure(progress.state)
-        if reported and progress.state is NodeProgressState.FAILED:
-            failure = _Failure(progress.state, reported.attempt, reported.at)
-        earlier = self.earlier_failure if has_begun else failure
-        return dataclasses.replace(
-            self,
-            failure=progress,
-            earlier_failure=earlier,
-            has_failed=self.has_failed or failure != earlier,
-        )
-
-
-_Advanced = tuple[_NodeHistory, NodeProgress]
+        return {state.value: counted[state] for state in node_progress.NodeProgressState}
 
 
 class Rollout:
     """Decides after every read of the nodes; measures their durations."""
 
-    def __init__(self, goal: goals.RolloutGoal, limits: RolloutLimits) -> None:
+    def __init__(self, goal: goals.RolloutGoal, limits: goals.RolloutLimits) -> None:
         self._goal = goal
         self._limits = limits
-        self._histories: dict[str, _NodeHistory] = {}
-        self._misfits: dict[object, preview.NodePlan | None] = {}
+        self._histories: dict[str, node_progress.NodeHistory] = {}
+        self._tracker = node_progress.NodeProgressTracker(goal, limits)
         self._has_begun = False
         self._rest: tuple[object, float] = ((), 0.0)
         """The states of nodes at rest, and since when; empty while a node is moving."""
@@ -218,14 +91,16 @@ class Rollout:
     def decide(self, nodes: Sequence[fleet_nodes.FleetNode], now_s: float) -> RolloutDecision:
         """Decide the next actions for the selected nodes; ``now_s`` is monotonic."""
         by_name = {node.name: node for node in sorted(nodes, key=lambda node: node.order)}
-        advanced: list[_Advanced] = []
-        omitted: list[_Advanced] = []
+        advanced: list[node_progress.Advanced] = []
+        omitted: list[node_progress.Advanced] = []
         for node in by_name.values():
-            history = self._history(node)
+            history = self._tracker.follow(self._histories.get(node.name), node)
             if self._goal.includes(node) or history.has_joined:
-                advanced.append(self._advance(history, node, now_s))
+                advanced.append(
+                    self._tracker.advance(history, node, now_s, has_begun=self._has_begun)
+                )
             else:
-                omitted.append(self._omit(history, node, now_s))
+                omitted.append(self._tracker.omit(history, node, now_s))
         progress = [each for _, each in advanced]
         self._histories.update((each.name, history) for history, each in (*advanced, *omitted))
         self._has_begun = True
@@ -235,7 +110,9 @@ class Rollout:
             self._is_awaiting(each, now_s) for each in (*advanced, *omitted)
         )
         states = (
-            () if is_awaiting else tuple(None if p.state in BAD else p.state for p in progress)
+            ()
+            if is_awaiting
+            else tuple(None if p.state in node_progress.BAD else p.state for p in progress)
         )
         if is_awaiting or states != self._rest[0]:
             self._rest = states, now_s
@@ -253,8 +130,8 @@ class Rollout:
             withdraw=tuple(
                 each.name
                 for history, each in advanced
-                if each.state is NodeProgressState.NO_RESPONSE
-                and self._is_ours(history, by_name[each.name])
+                if each.state is node_progress.NodeProgressState.NO_RESPONSE
+                and self._tracker.is_ours(history, by_name[each.name])
             ),
             others=tuple(each.name for _, each in omitted if each.is_unavailable),
         )
@@ -265,40 +142,24 @@ class Rollout:
         phase = RolloutPhase.ROLLING if start else phase
         return dataclasses.replace(decision, phase=phase, start=start)
 
-    def _history(self, node: fleet_nodes.FleetNode) -> _NodeHistory:
-        history = self._histories.get(node.name)
-        if history is None or history.uid != node.view.uid:
-            # Else the replacement of a failed node would let further nodes start.
-            has_failed = history is not None and history.has_failed
-            history = _NodeHistory(uid=node.view.uid, has_failed=has_failed)
-        if history.has_joined or node.gpus_text in (None, history.gpus_text):
-            # For a node that shows no GPUs for a while, its previous ones count.
-            return history
-        misfit = preview.misfit(self._goal, node, self._misfits)
-        return dataclasses.replace(history, gpus_text=node.gpus_text, misfit=misfit)
-
-    def _is_ours(self, history: _NodeHistory, node: fleet_nodes.FleetNode) -> bool:
-        """Return whether a rollout made the node's request, and it is not withdrawn."""
-        return not history.is_withdrawn and self._goal.withdrawal(node) is not None
-
-    def _is_moving(self, pair: _Advanced) -> bool:
+    def _is_moving(self, pair: node_progress.Advanced) -> bool:
         history, progress = pair
         if self._limits.pauses and history.has_failed:
             return False
-        return progress.state is NodeProgressState.PENDING or (
+        return progress.state is node_progress.NodeProgressState.PENDING or (
             progress.is_retried and progress.seconds < self._limits.node_timeout_s
         )
 
-    def _is_awaiting(self, pair: _Advanced, now_s: float) -> bool:
+    def _is_awaiting(self, pair: node_progress.Advanced, now_s: float) -> bool:
         """Return whether another request may finish in time, so that a node can start."""
         history, progress = pair
         since_s = history.unfinished.since_s if history.unfinished else now_s
         return progress.is_reserved and now_s - since_s < self._limits.node_timeout_s
 
     def _phase(
-        self, progress: Sequence[NodeProgress], *, is_moving: bool, rest_s: float
+        self, progress: Sequence[node_progress.NodeProgress], *, is_moving: bool, rest_s: float
     ) -> RolloutPhase:
-        has_more = any(p.state is NodeProgressState.TO_DO for p in progress)
+        has_more = any(p.state is node_progress.NodeProgressState.TO_DO for p in progress)
         pauses = self._limits.pauses and any(
             history.has_failed for history in self._histories.values()
         )
@@ -307,174 +168,22 @@ class Rollout:
         if is_moving:
             return RolloutPhase.ROLLING
         if not has_more:
-            is_done = all(p.state is NodeProgressState.SUCCESS for p in progress)
+            is_done = all(p.state is node_progress.NodeProgressState.SUCCESS for p in progress)
             return RolloutPhase.DONE if is_done else RolloutPhase.FAILED
         is_stalled = rest_s >= self._limits.silence_timeout_s
         return RolloutPhase.STALLED if is_stalled else RolloutPhase.ROLLING
 
-    def _omit(self, history: _NodeHistory, node: fleet_nodes.FleetNode, now_s: float) -> _Advanced:
-        """Return the history of a node that is not changed, and whether it is unavailable."""
-        state = NodeProgressState.SKIPPED
-        history, is_awaited = self._follow_request(history, node, now_s)
-        return history, NodeProgress(
-            name=node.name,
-            state=state,
-            is_unavailable=self._is_unavailable(history, node, state, is_awaited=is_awaited),
-            is_reserved=is_awaited,
-        )
-
-    def _follow_request(
-        self, history: _NodeHistory, node: fleet_nodes.FleetNode, now_s: float
-    ) -> tuple[_NodeHistory, bool]:
-        """Return the history with an unfinished request, and whether that may change the node."""
-        unfinished = _unfinished_request(history.unfinished, node, now_s)
-        # A silent agent changes nothing.
-        is_awaited = unfinished is not None and (
-            node.has_responded or now_s - unfinished.since_s < self._limits.silence_timeout_s
-        )
-        return dataclasses.replace(history, unfinished=unfinished), is_awaited
-
-    def _advance(
-        self, history: _NodeHistory, node: fleet_nodes.FleetNode, now_s: float
-    ) -> _Advanced:
-        """Return what to remember of a node, and its progress."""
-        target = history.target if history.has_joined else self._goal.target(node)
-        is_visible = node.requested == target
-        state, message = self._state(history, node, is_visible=is_visible)
-        reported = node.current_status
-        since_s = history.since_s
-        cause = history.misfit if state is NodeProgressState.SKIPPED else reported
-        if is_visible and state is not NodeProgressState.SKIPPED:
-            history = dataclasses.replace(
-                history, is_requested=False, has_joined=True, target=node.requested
-            )
-        if state in (NodeProgressState.SUCCESS, NodeProgressState.TO_DO):
-            since_s = None
-        elif state in (NodeProgressState.PENDING, NodeProgressState.FAILED):
-            waits = is_visible and reported and reported.phase == run_status.Phase.WAIT.value
-            since_s = now_s if waits or since_s is None else since_s
-        seconds = 0.0 if since_s is None else now_s - since_s
-        if state is NodeProgressState.PENDING:
-            is_silent = is_visible and not node.has_responded
-            state, late = self._state_in_time(seconds, is_silent=is_silent)
-            message = messages.join(late, message)
-        history, is_awaited = self._follow_request(history, node, now_s)
-        progress = NodeProgress(
-            name=node.name,
-            state=state,
-            phase=reported.phase if reported and state in _MOVING else "",
-            reason=cause.reason if cause else "",
-            message=message or (cause.message if cause else ""),
-            is_retried=state is NodeProgressState.FAILED
-            and bool(reported and reported.is_retried),
-            seconds=seconds,
-            before=node.mark.before if node.mark else None,
-            unreachable=reported.unreachable
-            if reported and state is NodeProgressState.SUCCESS
-            else (),
-            is_unavailable=self._is_unavailable(history, node, state, is_awaited=is_awaited),
-            is_reserved=state is NodeProgressState.TO_DO
-            and self._goal.layout is not None
-            and is_awaited
-            # A request that failed has changed nothing.
-            and not (reported and reported.state is run_status.State.FAILED),
-            is_outdated=state is NodeProgressState.TO_DO and self._goal.is_outdated_on(node),
-        )
-        history = dataclasses.replace(history, since_s=since_s)
-        return history.after(progress, reported, has_begun=self._has_begun), progress
-
-    def _is_unavailable(
-        self,
-        history: _NodeHistory,
-        node: fleet_nodes.FleetNode,
-        state: NodeProgressState,
-        *,
-        is_awaited: bool,
-    ) -> bool:
-        """Return whether a node counts as unavailable."""
-        if not (node.has_published or node.has_gpus):
-            return False
-        if node.is_unavailable or state in _MOVING:
-            return True
-        if state is NodeProgressState.NO_RESPONSE:
-            # An agent that returns acts on its request until the request is withdrawn.
-            return self._is_ours(history, node)
-        return is_awaited
-
-    def _state(
-        self, history: _NodeHistory, node: fleet_nodes.FleetNode, *, is_visible: bool
-    ) -> tuple[NodeProgressState, str]:
-        """Return a node's state without limits, with a message if its agent reports none."""
-        if history.is_withdrawn:
-            why = "no agent responded; the previous request is restored"
-            return NodeProgressState.NO_RESPONSE, why
-        if not node.has_published:
-            return NodeProgressState.SKIPPED, fleet_nodes.NO_GPUS_SHOWN
-        if is_visible:
-            return _state_of_requested(node, self._goal.content_hash)
-        if history.is_requested:
-            return NodeProgressState.PENDING, ""
-        if history.has_joined or self._goal.is_superseded(node):
-            requested = node.requested and f"layout {node.requested} was requested"
-            message = f"{requested or 'the label was removed'} meanwhile"
-            return NodeProgressState.SUPERSEDED, message
-        skipped = NodeProgressState.SKIPPED, "" if history.misfit else "the node is not ready"
-        is_startable = node.is_ready and not history.misfit
-        to_do = NodeProgressState.TO_DO, _OUTDATED if self._goal.is_outdated_on(node) else ""
-        return to_do if is_startable else skipped
-
-    def _state_in_time(
-        self, elapsed_s: float, *, is_silent: bool
-    ) -> tuple[NodeProgressState, str]:
-        """Return the state of a node in progress, by the limits."""
-        silence_s = self._limits.silence_timeout_s
-        if is_silent and elapsed_s >= silence_s:
-            why = f"no agent has responded for {silence_s:g} s; is it running?"
-            return NodeProgressState.NO_RESPONSE, why
-        if elapsed_s >= self._limits.node_timeout_s:
-            why = f"not applied {self._limits.node_timeout_s:g} s after the start"
-            return NodeProgressState.TIMED_OUT, why
-        return NodeProgressState.PENDING, ""
-
-
-def _unfinished_request(
-    before: _Unfinished | None, node: fleet_nodes.FleetNode, now_s: float
-) -> _Unfinished | None:
-    """Return the request that a node's agent has not finished, if there is one."""
-    if node.is_finished:
-        return None
-    now = _Unfinished(node.requested, node.has_responded, now_s)
-    is_same = before is not None and now == dataclasses.replace(before, since_s=now_s)
-    return before if is_same else now
-
-
-def _state_of_requested(
-    node: fleet_nodes.FleetNode, content_hash: str
-) -> tuple[NodeProgressState, str]:
-    if node.requested is None:
-        if node.is_changing:
-            return NodeProgressState.PENDING, "its agent has not finished the former request"
-        why = "no layout is requested, as before the rollout; the GPUs stay unchanged"
-        return NodeProgressState.SUCCESS, why
-    is_success = node.state == run_status.State.SUCCESS.value and node.applied == node.requested
-    if is_success and (node.status is None or node.is_finished):
-        # Without a hash its content is unknown.
-        status_hash = node.status.config_hash if node.status else ""
-        if content_hash and status_hash and status_hash != content_hash:
-            return NodeProgressState.PENDING, _OUTDATED
-        return NodeProgressState.SUCCESS, ""
-    has_failed = node.current_status and node.current_status.state is run_status.State.FAILED
-    return NodeProgressState.FAILED if has_failed else NodeProgressState.PENDING, ""
-
 
 def _startable(decision: RolloutDecision) -> tuple[str, ...]:
     """Return the nodes that may start now."""
-    in_progress = sum(node.state in _MOVING or node.is_retried for node in decision.nodes)
+    in_progress = sum(
+        node.state in node_progress.MOVING or node.is_retried for node in decision.nodes
+    )
     unavailable = len(decision.unavailable)
     startable: list[str] = []
     free = (
         node
-        for node in decision.of(NodeProgressState.TO_DO)
+        for node in decision.of(node_progress.NodeProgressState.TO_DO)
         if not (node.is_reserved or node.is_outdated)
     )
     # Nodes that are already unavailable do not add to the limit.

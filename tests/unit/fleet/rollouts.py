@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Any
 
-from mig_manager.core.fleet import fleet_nodes, goals, marks, rollout
+from mig_manager.core.fleet import fleet_nodes, goals, marks, node_progress, rollout
 from mig_manager.core.objects import node_object, well_known
 from mig_manager.core.records import run_status
 from tests.rigs import api_objects
@@ -13,7 +13,7 @@ LAYOUT = "new"
 
 FORMER = "old"
 
-NodeState = rollout.NodeProgressState
+NodeState = node_progress.NodeProgressState
 
 Phase = rollout.RolloutPhase
 
@@ -85,7 +85,7 @@ def failed_node(
 
 
 def rolling(most: str = "1", *, pauses: bool = False) -> rollout.Rollout:
-    limits = rollout.RolloutLimits(
+    limits = goals.RolloutLimits(
         max_unavailable=most, pauses=pauses, node_timeout_s=100, silence_timeout_s=10
     )
     return rollout.Rollout(goals.RolloutGoal(layout=LAYOUT), limits)

@@ -506,7 +506,7 @@ def test_rules_with_uuids_are_compared_with_a_nodes_published_gpus() -> None:
     text = f"version: v1\nmig-configs:\n  {LAYOUT}: [{rule}]"
     document = config.parse(text, source="a file")
     goal = goals.RolloutGoal(layout=LAYOUT, document=document)
-    rolled = rollout.Rollout(goal, rollout.RolloutLimits(max_unavailable="2"))
+    rolled = rollout.Rollout(goal, goals.RolloutLimits(max_unavailable="2"))
 
     first = rolled.decide([node("a", gpus=of_b), node("b", gpus=of_a)], 0.0)
     # For a moment no GPU of the node can be observed.

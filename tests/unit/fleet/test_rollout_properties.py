@@ -118,7 +118,7 @@ def test_an_undo_waits_for_the_custom_layout_that_the_annotation_holds_now() -> 
     mark = marks.Mark(layout=LAYOUT, before="custom", is_undone=True)
     undo = rollout.Rollout(
         goals.RolloutGoal(layout=None),
-        rollout.RolloutLimits(node_timeout_s=100, silence_timeout_s=10),
+        goals.RolloutLimits(node_timeout_s=100, silence_timeout_s=10),
     )
     for reported, state in (("one", NodeState.PENDING), ("two", NodeState.SUCCESS)):
         there = dataclasses.replace(with_custom("two", reported=reported), mark=mark)

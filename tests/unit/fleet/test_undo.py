@@ -24,7 +24,7 @@ UNDONE = marks.Mark(layout=LAYOUT, before=FORMER, is_undone=True)
 
 
 def undoing() -> rollout.Rollout:
-    return rollout.Rollout(goals.RolloutGoal(layout=None), rollout.RolloutLimits())
+    return rollout.Rollout(goals.RolloutGoal(layout=None), goals.RolloutLimits())
 
 
 def undo(*there: fleet_nodes.FleetNode) -> rollout.RolloutDecision:
@@ -87,7 +87,7 @@ def test_undo_waits_for_another_change_of_a_selected_node() -> None:
 
 def test_percentage_of_an_undo_is_of_the_selected_nodes() -> None:
     undone = rollout.Rollout(
-        goals.RolloutGoal(layout=None), rollout.RolloutLimits(max_unavailable="50%")
+        goals.RolloutGoal(layout=None), goals.RolloutLimits(max_unavailable="50%")
     )
 
     assert undone.decide([*map(done_node, "ab"), *map(node, "cd")], 0.0).start == ("a", "b")
