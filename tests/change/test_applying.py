@@ -7,7 +7,7 @@ import pytest
 from mig_manager import errors, reasons
 from mig_manager.change import applying, transaction
 from mig_manager.core import steps, timing
-from tests.rigs.node import fakes
+from tests.rigs.node import fakes, nodes
 from tests.rigs.node.local_rig import IN_USE, LocalRig
 
 
@@ -37,6 +37,18 @@ def test_a_lock_that_is_met_during_the_work_is_not_waited_for() -> None:
         raise errors.LockedError("mine")
 
     assert clock.now_s == 0
+
+
+def test_apply_changes_only_what_differs(rig: LocalRig) -> None:
+    kept = {nodes.device(rig, gpu, "3g.20gb") for gpu in (0, 1)}
+
+    assert rig.change_to("requested").is_changed
+
+    assert rig.has("requested")
+    assert kept <= {uuid for gpu in rig.gpus for uuid in gpu.mig_uuids}
+    steps_before = rig.steps
+    assert not rig.change_to("requested").is_changed
+    assert rig.steps == steps_before
 
 
 def apply_with_retries(rig: LocalRig) -> None:

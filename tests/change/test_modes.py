@@ -24,6 +24,17 @@ def test_apply_resets_no_gpu_where_resets_are_forbidden() -> None:
     assert rig.has("requested")
 
 
+def test_mode_only_switches_mig_and_leaves_instances_alone() -> None:
+    for rig in (off := LocalRig("off"), partitioned := LocalRig()):
+        assert rig.change_to("requested", is_mode_only=True).layout == "requested"
+        assert rig.verified_layout.config == "requested (MIG mode only)"
+
+    assert off.has("bare")
+    assert partitioned.has("before")
+    assert not off.change_to("requested", is_mode_only=True).is_changed
+    assert off.change_to("requested").is_changed
+
+
 def mode_of_first(rig: LocalRig) -> layouts.Layout:
     """Return the layout of GPU 0 alone, and interrupt a change of GPU 1."""
     text = """

@@ -30,7 +30,7 @@ SUITE = tuple(
     for name in (
         "unit/layout/test_config.py",
         "change/test_applying.py",
-        "shell/test_commands.py",
+        "shell/test_plan_text.py",
         "adapters/nvml/test_worker.py",
         "shell/test_agent_settings.py",
         "shipped/test_shipped_profiles.py",

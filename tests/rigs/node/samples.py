@@ -8,6 +8,7 @@ one whose driver does not report spans.
 import collections
 import dataclasses
 import re
+from collections.abc import Mapping
 from typing import Any
 
 from mig_manager.core import model, steps
@@ -185,7 +186,7 @@ def _compute(nth: int, word: str, of: model.Profile, uuid_stem: str) -> model.Co
 
 
 def desired_gpu(
-    devices: dict[str, int] | None = None, *, mode: model.MigMode = model.MigMode.ENABLED
+    devices: Mapping[str, int] | None = None, *, mode: model.MigMode = model.MigMode.ENABLED
 ) -> model.DesiredGpu:
     """Build a desired GPU from profile names; ``1g.5gb@4`` is pinned."""
     free: dict[model.Profile, int] = {}

@@ -8,6 +8,7 @@ import pytest
 from mig_manager.core import model, steps
 from mig_manager.core.display import bar, picture
 from mig_manager.core.planner import planner
+from tests.rigs import layout_table
 from tests.rigs.node import samples
 
 PLAIN = bar.Style()
@@ -201,7 +202,7 @@ def test_a_change_shows_the_mode_and_changed_instances(
 def test_gpus_that_are_right_or_outside_the_layout_are_mentioned() -> None:
     gpu = samples.gpu(samples.A100, *BALANCED)
 
-    text = draw_plan(gpu, samples.desired_gpu({"1g.5gb": 2, "2g.10gb": 1, "3g.20gb": 1}))
+    text = draw_plan(gpu, samples.desired_gpu(layout_table.counts_of("all-balanced")))
 
     assert text.splitlines() == [
         "GPU 0 · Test GPU · MIG on · unchanged · GPU-0",
