@@ -77,6 +77,12 @@ class RolloutRig:
         )
         self.write(name, annotations={well_known.LAYOUTS_ANNOTATION: listed})
 
+    def layout_file(self, text: str = node_agents.CONFIG) -> str:
+        """Write the person's own layouts; return the path of the file."""
+        file = self.kubeconfig.with_name("layouts.yaml")
+        file.write_text(text)
+        return str(file)
+
     def serve_config(
         self, place: str = "mig-manager/mig-manager-config", text: str = node_agents.CONFIG
     ) -> None:

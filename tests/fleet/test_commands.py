@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import pathlib
 from typing import Any
 
 import pytest
@@ -77,10 +76,8 @@ def test_undo_restores_only_nodes_of_the_last_rollout(
 
 
 def test_rollout_waits_until_an_agent_has_the_content_of_a_named_file(
-    rig: RolloutRig, tmp_path: pathlib.Path
+    rig: RolloutRig,
 ) -> None:
-    file = tmp_path / "layouts.yaml"
-    file.write_text(node_agents.CONFIG)
     rig.apply(LAYOUT, rig.names)
     layout = config.parse(node_agents.CONFIG, source="").layout(LAYOUT)
     for name, content_hash in (("node-000", layout.content_hash), ("node-001", "0" * 12)):
@@ -88,7 +85,7 @@ def test_rollout_waits_until_an_agent_has_the_content_of_a_named_file(
         status |= {"configHash": content_hash}
         rig.write(name, annotations={well_known.STATUS_ANNOTATION: json.dumps(status)})
 
-    answer = rig.roll(LAYOUT, "-f", str(file), "--node-timeout-s", "1")
+    answer = rig.roll(LAYOUT, "-f", rig.layout_file(), "--node-timeout-s", "1")
 
     assert (answer.status, answer.data["counts"]["success"]) == (1, 4)
     message = "not applied 1 s after the start; its agent still has other content"
@@ -97,11 +94,9 @@ def test_rollout_waits_until_an_agent_has_the_content_of_a_named_file(
 
 
 def test_rollout_labels_no_node_that_lists_other_content_than_a_named_file(
-    rig: RolloutRig, tmp_path: pathlib.Path
+    rig: RolloutRig,
 ) -> None:
     """Its agent would evict pods for that content, and for the file's once kubelet brings it."""
-    file = tmp_path / "layouts.yaml"
-    file.write_text(node_agents.CONFIG)
     layout = config.parse(node_agents.CONFIG, source="").layout(LAYOUT)
 
     def list_content(content_hash: str) -> None:
@@ -110,7 +105,7 @@ def test_rollout_labels_no_node_that_lists_other_content_than_a_named_file(
         rig.write("node-001", annotations={well_known.LAYOUTS_ANNOTATION: listed})
 
     list_content("0" * 12)
-    command = (LAYOUT, "-l", "gpu=yes", "-f", str(file), "--silence-timeout-s", "1")
+    command = (LAYOUT, "-l", "gpu=yes", "-f", rig.layout_file(), "--silence-timeout-s", "1")
     answer = rig(*command)
 
     assert (answer.status, rig.label("node-001")) == (1, None)
@@ -337,12 +332,10 @@ def test_rollout_requests_a_layout_that_a_node_may_have_unlisted(
     ],
 )
 def test_a_named_source_overrides_a_variable_for_the_other_source(
-    rig: RolloutRig, tmp_path: pathlib.Path, argv: tuple[str, str], variable: dict[str, str]
+    rig: RolloutRig, argv: tuple[str, str], variable: dict[str, str]
 ) -> None:
     rig.serve_config()
-    file = tmp_path / "layouts.yaml"
-    file.write_text(node_agents.CONFIG)
-    source = (word.replace("FILE", str(file)) for word in argv)
+    source = (word.replace("FILE", rig.layout_file()) for word in argv)
     variables = {f"MIG_MANAGER_{name}": value for name, value in variable.items()}
 
     assert rig(LAYOUT, "-l", "gpu=yes", *source, variables=variables).status == 0

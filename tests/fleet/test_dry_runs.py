@@ -1,7 +1,6 @@
 """Dry runs of a rollout and of its undo: the plan of each node, and no request."""
 
 import json
-import pathlib
 
 from mig_manager.core.layout import layout_list
 from mig_manager.core.objects import well_known
@@ -36,16 +35,15 @@ def test_a_dry_run_shows_the_plan_of_each_node_and_changes_nothing(rig: RolloutR
     assert f"{total} Nothing was changed." in " ".join(text.split())
 
 
-def test_a_dry_run_plans_layouts_of_a_file(rig: RolloutRig, tmp_path: pathlib.Path) -> None:
+def test_a_dry_run_plans_layouts_of_a_file(rig: RolloutRig) -> None:
     rig.publish_gpus("node-000", "A100-SXM4-40GB", 2)
     rig.publish_gpus("node-001", "A30")
-    file = tmp_path / "config.yaml"
-    file.write_text(node_agents.CONFIG.replace(LAYOUT, "own"))
+    file = rig.layout_file(node_agents.CONFIG.replace(LAYOUT, "own"))
 
-    of_own = rig.roll("own", "--dry-run", "-f", str(file))
+    of_own = rig.roll("own", "--dry-run", "-f", file)
 
     assert [node["fit"] for node in of_own.data["nodes"][:2]] == ["fits", "does-not-fit"]
-    assert rig.roll("nothing", "--dry-run", "-f", str(file)).status == 2
+    assert rig.roll("nothing", "--dry-run", "-f", file).status == 2
 
 
 def test_a_dry_run_of_an_undo_shows_what_each_node_returns_to(rig: RolloutRig) -> None:
@@ -72,14 +70,13 @@ def test_a_dry_run_of_an_undo_shows_what_each_node_returns_to(rig: RolloutRig) -
 
 
 def test_a_misspelt_layout_is_answered_with_the_available_layouts(
-    rig: RolloutRig, tmp_path: pathlib.Path
+    rig: RolloutRig,
 ) -> None:
-    file = tmp_path / "config.yaml"
     larger = "  all-1g.45gb: [{devices: all, mig-enabled: true, mig-devices: {1g.45gb: 4}}]\n"
-    file.write_text(f"{node_agents.CONFIG.rstrip()}\n{larger}")
+    file = rig.layout_file(f"{node_agents.CONFIG.rstrip()}\n{larger}")
     rig.publish_gpus("node-000", "A100-SXM4-40GB")
 
-    answer = rig("all-1g.5bg", "-l", "gpu=yes", "--dry-run", "-f", str(file))
+    answer = rig("all-1g.5bg", "-l", "gpu=yes", "--dry-run", "-f", file)
 
     assert answer.status == 2
     assert "did you mean 'all-1g.5gb'?" in answer.err
