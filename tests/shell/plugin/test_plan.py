@@ -8,7 +8,8 @@ import pytest
 
 from mig_manager.cli import main
 from mig_manager.core import model
-from mig_manager.core.layout import config
+from mig_manager.core.layout import config, layout_list
+from mig_manager.core.objects import well_known
 from mig_manager.core.records import gpu_recovery
 from tests.rigs import api_objects
 from tests.rigs.shell import plugin_rig
@@ -155,19 +156,23 @@ def test_both_previews_give_the_same_verdict(
         assert planned.status == rolled.status == (fit not in ("fits", "unchanged"))
 
 
+def listing_node(**changed: str) -> api_objects.Object:
+    """Build a node whose agent lists a layout of the same document, but for what is changed."""
+    layout = config.parse(plugin_rig.CONFIG, source="config.yaml").layout("all-balanced")
+    entry = dataclasses.replace(layout_list.Entry.of(layout), **changed)
+    node = plugin_rig.node(
+        "gpu-1", gpus=plugin_rig.gpus_with("1xA100-SXM4-40GB"), labels={"test": "listed"}
+    )
+    node["metadata"]["annotations"][well_known.LAYOUTS_ANNOTATION] = layout_list.to_json([entry])
+    return node
+
+
 @pytest.mark.parametrize("has_config_map", [False, True])
 def test_content_that_only_the_agent_has_is_unknown(
     empty_cluster: plugin_rig.KubectlUser,
     has_config_map: bool,  # noqa: FBT001 - a case
 ) -> None:
-    listed = {"all-balanced": {"hash": "0123456789ab", "origin": "config.yaml:3"}}
-    node = plugin_rig.node(
-        "gpu-1", gpus=plugin_rig.gpus_with("1xA100-SXM4-40GB"), labels={"test": "listed"}
-    )
-    node["metadata"]["annotations"]["mig-manager.io/layouts"] = json.dumps(
-        {"version": 1, "layouts": listed}
-    )
-    empty_cluster.server.store.create(node)
+    empty_cluster.server.store.create(listing_node(content_hash="0123456789ab"))
     if has_config_map:
         empty_cluster.server.store.create(api_objects.a_config_map(plugin_rig.CONFIG))
     kubeconfig = ("--kubeconfig", str(empty_cluster.home / "kubeconfig"))
@@ -189,13 +194,7 @@ def test_content_that_only_the_agent_has_is_unknown(
 def test_a_plan_of_the_content_that_the_agent_has_is_without_a_note(
     empty_cluster: plugin_rig.KubectlUser,
 ) -> None:
-    layout = config.parse(plugin_rig.CONFIG, source="f").layouts["all-balanced"]
-    listed = {"all-balanced": {"hash": layout.content_hash, "origin": "config.yaml:3"}}
-    node = plugin_rig.node("gpu-1", gpus=plugin_rig.gpus_with("1xA100-SXM4-40GB"))
-    node["metadata"]["annotations"]["mig-manager.io/layouts"] = json.dumps(
-        {"version": 1, "layouts": listed}
-    )
-    empty_cluster.server.store.create(node)
+    empty_cluster.server.store.create(listing_node())
     words = ("plan", "all-balanced", "gpu-1", "-o", "json", "-f", "-")
 
     (planned,) = empty_cluster.run_plugin(*words, stdin=plugin_rig.CONFIG).data["nodes"]
