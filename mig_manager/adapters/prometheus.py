@@ -42,7 +42,8 @@ def _get(address: str) -> str:
         with answer:
             content: bytes = answer.read(_MAX_BYTES + 1)
     except (OSError, http.client.HTTPException) as error:
-        why = getattr(error, "reason", None) or error
+        cause = getattr(error, "reason", None) or error
+        why = getattr(cause, "strerror", None) or cause
         raise errors.UsageError(
             f"cannot query Prometheus at {server}: {why}",
             remedy="Check the address, or save the answer to a file and name the file.",

@@ -202,7 +202,7 @@ def test_a_refusing_or_unreachable_prometheus_is_named(
 
     assert (refused.status, away.status) == (2, 2)
     assert "refused the query: 400 bad query" in refused.err
-    assert "cannot query Prometheus at http://127.0.0.1:9" in away.err
+    assert "cannot query Prometheus at http://127.0.0.1:9: Connection refused" in away.err
 
 
 def test_the_query_finds_pods_with_mig_devices_in_a_real_prometheus(
