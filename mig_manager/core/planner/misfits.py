@@ -140,12 +140,10 @@ def _free_slices(
     pinned: Sequence[placement.Placed],
 ) -> str:
     """Describe the placements of a part, and the first profile that does not fit beside it."""
-    short = [p for p in sorted(devices) if part.get(p, 0) < devices[p]]
-    spec = capacity.by_profile.get(short[0].gpu_instance) if short else None
+    short = next(profile for profile in sorted(devices) if part.get(profile, 0) < devices[profile])
+    spec = capacity.by_profile[short.gpu_instance]
     arrangement = capacity.best((), instances(part, capacity), pinned=pinned)
-    if spec is None or arrangement is None:
-        return ""
-    placed = [*pinned, *arrangement.placed]
+    placed = [*pinned, *(arrangement.placed if arrangement else ())]
     occupied = packing.slices(place for _, place in placed)
     free = [each for each in range(capacity.memory_slices) if not occupied >> each & 1]
     size = max(place.size for place in spec.placements)

@@ -87,6 +87,22 @@ def test_a_final_failure_says_if_the_plugin_is_not_back(
     )
 
 
+def test_a_final_failure_waits_for_no_plugin_that_its_run_did_not_pause() -> None:
+    rig = nodes.node(layout="all-balanced", label_managed=False)
+    # The DaemonSet makes no new pod of the deleted plugin, which a later run must verify.
+    rig.callbacks.add(steps.Step, lambda: setattr(rig.plugin, "is_label_managed", True))
+    agent = agents.new_agent(rig)
+    with rig.failures.adding(steps.CreateGpuInstance, strikes.REFUSED):
+        agents.run(rig, "one-slice-changed", by=agent)
+    began_s = rig.clock.now_s
+
+    outcome = agents.run(rig, "too-much", by=agent)
+
+    assert outcome.reason is Reason.DOES_NOT_FIT
+    assert "plugin" not in outcome.message
+    assert rig.clock.now_s == began_s
+
+
 @pytest.mark.parametrize("boot_id", ["boot-1", "boot-2"])
 def test_a_rollback_that_fails_again_is_not_announced_as_restored(boot_id: str) -> None:
     rig, _ = after_failed_rollback()
