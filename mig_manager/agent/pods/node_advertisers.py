@@ -54,7 +54,6 @@ def find_resumed(recorder: run_recorder.RunRecorder, labels: Mapping[str, str]) 
         advertiser
         for advertiser in _list_awaited(recorder, labels)
         if advertiser.deploy_label in entries.advertisers
-        and not entries.has_reconfiguring_taint
         and advertiser.deploy_label not in entries.paused_labels
     )
 
