@@ -50,7 +50,7 @@ class AttemptSeries:
         self.is_current = False
         """Whether the Node's journal was read since the start, or since an API request failed."""
         self.lacks_outcome = False
-        """Whether the last attempt ended without an outcome: the Node may show it as pending."""
+        """Whether the last attempt ended early: the Node may show it as pending."""
 
     @property
     def record(self) -> requests.RequestRecord:
@@ -149,7 +149,6 @@ class AttemptSeries:
                 _supersede(attempt, end)
             finally:
                 self._keep_journal(attempt)
-            self.lacks_outcome = end.by in _FOLLOWED
             raise
         except errors.ClusterError:
             self.journal = attempt.journal

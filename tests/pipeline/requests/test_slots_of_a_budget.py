@@ -268,15 +268,22 @@ def test_a_node_without_a_request_holds_no_slot(rig: node_rig.NodeRig) -> None:
     assert not rig.slots.is_taken
 
 
-def test_a_request_that_is_withdrawn_while_it_waits_for_a_slot_fails(
-    rig: node_rig.NodeRig,
+@pytest.mark.parametrize(
+    "end",
+    [
+        pytest.param(lambda agent: agent.restore_without_request(), id="withdrawn"),
+        pytest.param(lambda agent: agent.stop(), id="stopped"),
+    ],
+)
+def test_a_replaced_request_that_waited_for_a_slot_fails_if_no_run_follows(
+    rig: node_rig.NodeRig, end: Callable[[agents.AgentInMemory], object]
 ) -> None:
     rig.slots.denials = [USED_BY_B] * 5
     agent = agents.new_agent(rig)
     ends.supersede(rig, "one-slice-changed", by=agent, ends_at=2, is_replaced=True)
     assert rig.node_object.labels[well_known.STATE_LABEL] == "pending"
 
-    agent.restore_without_request()
+    end(agent)
 
     assert rig.node_object.labels[well_known.STATE_LABEL] == "failed"
 
