@@ -50,7 +50,7 @@ class AttemptSeries:
         self.is_current = False
         """Whether the Node's journal was read since the start, or since an API request failed."""
         self.lacks_outcome = False
-        """Whether the last attempt ended early: the Node may show it as pending."""
+        """Whether the last attempt may have ended without an outcome, with the Node pending."""
 
     @property
     def record(self) -> requests.RequestRecord:
