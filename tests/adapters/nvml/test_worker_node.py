@@ -113,6 +113,19 @@ def test_a_request_whose_parent_is_gone_is_not_carried_out(node: WorkerNode) -> 
     assert nvml_faults.read_calls(node.state.path) != ()
 
 
+def test_a_worker_asks_the_driver_less_about_gpus_observed_before(node: WorkerNode) -> None:
+    gpus = node.gpus()
+    observed = gpus.observe()
+    node.state.log_calls()
+
+    def calls(earlier: model.ObservedGpus) -> int:
+        before = len(nvml_faults.read_calls(node.state.path))
+        gpus.execute(switch_on(observed[0]), earlier)
+        return len(nvml_faults.read_calls(node.state.path)) - before
+
+    assert calls(observed) < calls(model.NO_GPUS)
+
+
 # -- functions that hang ----------------------------------------------------------------------
 
 Act = Callable[[WorkerNode, worker_client.WorkerGpus], object]
