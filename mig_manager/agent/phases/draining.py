@@ -80,13 +80,13 @@ def pause_clients(
         Superseded: Another layout is requested, or the agent stops.
     """
     pods = pausing.await_admission(attempt, change.usage.pods)
-    drained = change.usage.with_pods(pods)
-    now = pausing.pause_clients(attempt, change.plan, drained)
+    clients = change.usage.extra_clients
+    now = pausing.pause_clients(attempt, change.plan, pods, clients)
     # Without a plugin no pod gets a device any more: spare or drain pods that meanwhile got one.
-    change = change_checks.replan_if_outdated(attempt, change, now.pods)
+    change = change_checks.replan_if_outdated(attempt, change, now)
     last_drain = dataclasses.replace(pod_drain, scope=change.scope, replan=None)
     change = dataclasses.replace(change, usage=last_drain.run(change.usage))
-    paused = pausing.pause_driver(attempt, change.plan, drained)
+    paused = pausing.pause_driver(attempt, change.plan, pods, clients)
     if node_advertisers.DRIVER in paused.advertisers:
         # The driver allocates devices until it is paused, and then pods with a device cannot end.
         last_drain.require_done(change.usage)

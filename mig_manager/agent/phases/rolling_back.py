@@ -18,7 +18,6 @@ from mig_manager.agent.phases import services_and_hooks
 from mig_manager.agent.pods import device_usage, pausing, resuming
 from mig_manager.change import change_recorder, rollback
 from mig_manager.core import model, steps
-from mig_manager.core.node import gpu_use
 from mig_manager.core.planner import planner
 from mig_manager.core.records import run_status
 
@@ -87,13 +86,10 @@ def roll_back(attempt: attempts.Attempt) -> str:
         message = "undoing an interrupted change"
         tainted = dataclasses.replace(attempt.journal.node, has_reconfiguring_taint=True)
         attempt.recorder.enter(run_status.Phase.ROLL_BACK, message, node=tainted)
-        usage = gpu_use.Usage(
-            pods=pausing.await_admission(uninterrupted, attempt.deps.workloads.list()),
-            assigned=None,
-            extra_clients=device_usage.read_extra_clients(attempt.deps),
-        )
-        pausing.pause_clients(uninterrupted, plan, usage)
-        paused = pausing.pause_driver(uninterrupted, plan, usage)
+        pods = pausing.await_admission(uninterrupted, attempt.deps.workloads.list())
+        extra_clients = device_usage.read_extra_clients(attempt.deps)
+        pausing.pause_clients(uninterrupted, plan, pods, extra_clients)
+        paused = pausing.pause_driver(uninterrupted, plan, pods, extra_clients)
         try:
             # From now on kubelet cannot assign a device.
             _require_unused(uninterrupted, plan, now)

@@ -15,7 +15,6 @@ from mig_manager import errors, reasons
 from mig_manager.agent import attempts, node_context, run_recorder
 from mig_manager.agent.pods import device_listing, dra_driver, node_advertisers, paused_clients
 from mig_manager.core import messages, ports, steps
-from mig_manager.core.node import gpu_use
 from mig_manager.core.node.daemons import client_table, clients
 from mig_manager.core.node.devices import claims, resources
 from mig_manager.core.objects import node_object, pod_object, well_known
@@ -42,47 +41,57 @@ def await_admission(attempt: attempts.Attempt, pods: pod_object.Pods) -> pod_obj
 
 
 def pause_clients(
-    attempt: attempts.Attempt, plan: steps.Plan, usage: gpu_use.Usage
-) -> gpu_use.Usage:
+    attempt: attempts.Attempt,
+    plan: steps.Plan,
+    pods: pod_object.Pods,
+    extra_clients: Sequence[client_table.ExtraClient],
+) -> pod_object.Pods:
     """Pause the clients that must not see the change, and wait until they have stopped.
 
     The DRA driver still runs, so pods with claims can end.
 
+    Args:
+        attempt: The attempt.
+        plan: The change of the GPUs.
+        pods: The node's, as last listed.
+        extra_clients: The GPU clients that the owner lists.
+
     Returns:
-        The usage with the node's pods now; ``usage`` is as before.
+        The node's pods now.
 
     Raises:
         ClusterError: The API refused or does not answer.
         NotReadyError: IN_USE: paused pods did not stop before the deadline.
         Superseded: Another layout is requested, or the agent stops.
     """
-    record_awaited(attempt.recorder, usage.pods)
-    pods = _pause(attempt, functools.partial(_choose, usage, plan, is_driver=False))
-    return usage.with_pods(pods) if pods else usage
+    record_awaited(attempt.recorder, pods)
+    choose = functools.partial(_choose, plan, pods, extra_clients, is_driver=False)
+    return _pause(attempt, choose) or pods
 
 
 def pause_driver(
-    attempt: attempts.Attempt, plan: steps.Plan, usage: gpu_use.Usage
+    attempt: attempts.Attempt,
+    plan: steps.Plan,
+    pods: pod_object.Pods,
+    extra_clients: tuple[client_table.ExtraClient, ...],
 ) -> paused_clients.PausedClients:
     """Pause the DRA driver as ``pause_clients`` pauses the others; return all that are paused.
 
     From now on the scheduler can allocate no device, not even to pods that tolerate the taint.
     """
-    _pause(attempt, functools.partial(_choose, usage, plan, is_driver=True))
+    _pause(attempt, functools.partial(_choose, plan, pods, extra_clients, is_driver=True))
     advertisers = node_advertisers.find_awaited(attempt)
     if node_advertisers.DRIVER in advertisers:
         # Kubelet deletes the slices 30 s after the driver has stopped.
         node_advertisers.DRIVER.withdraw(attempt.deps)
     return paused_clients.PausedClients(
         advertisers=advertisers,
-        old_uids=node_advertisers.uids(usage.pods),
+        old_uids=node_advertisers.uids(pods),
         changed=frozenset(one.gpu_uuid for one in plan.gpus if one.steps),
         labels_with_pods=frozenset(
-            key
-            for key in attempt.journal.node.paused_labels
-            if clients.gated_by(usage.pods, (key,))
+            key for key in attempt.journal.node.paused_labels if clients.gated_by(pods, (key,))
         ),
-        extra_clients=usage.extra_clients,
+        extra_clients=extra_clients,
     )
 
 
@@ -134,12 +143,17 @@ class _Pause:
 
 
 def _choose(
-    usage: gpu_use.Usage, plan: steps.Plan, view: node_object.NodeView, *, is_driver: bool
+    plan: steps.Plan,
+    pods: pod_object.Pods,
+    extra_clients: Sequence[client_table.ExtraClient],
+    view: node_object.NodeView,
+    *,
+    is_driver: bool,
 ) -> _Pause:
     """Choose the pods and labels that a plan pauses: the DRA driver's, or all others."""
-    pods = tuple(pod for pod in usage.pods if not pod.is_finished)
-    listed = client_table.members(pods, usage.extra_clients)
-    labels = clients.labels_to_pause(view.labels, plan, usage.extra_clients)
+    pods = tuple(pod for pod in pods if not pod.is_finished)
+    listed = client_table.members(pods, extra_clients)
+    labels = clients.labels_to_pause(view.labels, plan, extra_clients)
     label_managed = clients.gated_by(pods, labels)
     every = (*filter(node_advertisers.is_advertiser, pods), *listed)
     to_delete = {pod.uid: pod for pod in every if pod not in label_managed}
