@@ -51,21 +51,25 @@ class Attempt(node_context.NodeContext):
         return self.options.attempt == 1
 
     @property
+    def is_repair(self) -> bool:
+        """Whether the attempt resets GPUs; if not, it applies the layout."""
+        return self.options.is_repair
+
+    @property
     def only_restores(self) -> bool:
         """Whether the layout was verified since it was requested: no pod is evicted for it."""
         is_verified = self.options.is_heal or self.record.verified is not None
-        return is_verified and not self.options.uuids_to_repair
+        return is_verified and not self.is_repair
 
     @property
-    def never_evicts(self) -> bool:
-        """Whether no attempt at this request evicts a pod."""
+    def is_on_demand(self) -> bool:
+        """Whether the layout was chosen on demand: no attempt at the request evicts a pod."""
         return not self.options.may_evict(self.record)
 
     @property
     def plugin_config(self) -> str | None:
         """The device plugin's config for this layout; None keeps the present one."""
-        is_repair = bool(self.options.uuids_to_repair)
-        return None if is_repair else self.limits.policy.plugin_config(self.request.config)
+        return None if self.is_repair else self.limits.policy.plugin_config(self.request.config)
 
     def failure(
         self, reason: reasons.Reason, *parts: str, is_final: bool = False, remedy: str = ""
@@ -90,7 +94,7 @@ class Attempt(node_context.NodeContext):
 
     def forget_former_layout(self) -> None:
         """Forget the former layout: an undo no longer restores it, unless a repair kept it."""
-        if not self.options.uuids_to_repair:
+        if not self.is_repair:
             self.recorder.set_journal(applied_before="")
 
     def wait(self, timeout_s: float) -> timing.Wait:

@@ -34,14 +34,19 @@ class AttemptOptions:
     is_heal: bool = False  # whether a drift is healed, for which no pod is evicted
     retry_after_s: float = 0.0  # the pause before the next attempt, if this one fails
     uuids_to_repair: frozenset[str] = frozenset()
-    """Of GPUs, in an attempt that repairs them; empty: the layout is applied."""
+    """Of the GPUs that the attempt resets; see ``is_repair``."""
+
+    @property
+    def is_repair(self) -> bool:
+        """Whether the attempt resets GPUs; if not, it applies the layout."""
+        return bool(self.uuids_to_repair)
 
     def may_evict(self, record: requests.RequestRecord) -> bool:
         """Return whether the attempt may evict pods: not for a layout chosen on demand.
 
         A repair has the right from the owner's setting, whatever the origin of the layout.
         """
-        return record.may_evict or bool(self.uuids_to_repair)
+        return record.may_evict or self.is_repair
 
 
 DEFAULT_OPTIONS = AttemptOptions()

@@ -90,7 +90,7 @@ def _save_for_boot(attempt: attempts.Attempt, outcome: outcomes.Outcome) -> None
 
     Once the lock is released, another manager may have changed the GPUs and saved its layout.
     """
-    if attempt.options.uuids_to_repair:
+    if attempt.is_repair:
         # The layout's own run follows.
         return
     if outcome.state is run_status.State.SUCCESS:
@@ -122,7 +122,7 @@ def _steps(attempt: attempts.Attempt) -> outcomes.Outcome:
     if inputs.plan.is_empty:
         snapshots = target.unrestored_snapshots(gpus, attempt.journal.gpus.snapshot)
         return verification.verify_unchanged(attempt, gpus, snapshots)
-    is_new = attempt.is_first and not (attempt.only_restores or attempt.options.uuids_to_repair)
+    is_new = attempt.is_first and not (attempt.only_restores or attempt.is_repair)
     if is_new and attempt.journal.is_empty:
         # Asking kubelet may take long, and the label's author should see a reaction.
         attempt.recorder.enter(run_status.Phase.RESOLVE, "checking which pods use the GPUs")

@@ -104,7 +104,7 @@ def drain_whole_node(
         DrainError: The deadline passed.
         MigManagerError: REBOOT_REQUIRED: pods cannot end. IN_USE: pods may not be evicted.
     """
-    if attempt.never_evicts:
+    if attempt.is_on_demand:
         raise errors.MigManagerError(
             "a custom layout does not reboot an on-demand node",
             reason=reasons.Reason.REBOOT_REQUIRED,

@@ -51,7 +51,7 @@ def record_costs(attempt: attempts.Attempt, error: errors.MigManagerError) -> No
     is_drain = isinstance(error, errors.DrainError) or (
         attempt.journal.is_draining and isinstance(error, errors.ClusterError)
     )
-    is_costly = attempt.journal.has_evicted and not attempt.options.uuids_to_repair
+    is_costly = attempt.journal.has_evicted and not attempt.is_repair
     if is_costly and not (is_drain or error.reason is reasons.Reason.API_UNAVAILABLE):
         failed = requests.FailedChanges(
             config_hash=attempt.status.config_hash,
@@ -70,7 +70,7 @@ def _is_final(attempt: attempts.Attempt, error: errors.MigManagerError) -> bool:
     """
     is_client = isinstance(error, errors.NotReadyError)
     is_in_use = error.reason is reasons.Reason.IN_USE and not is_client
-    return attempt.never_evicts and is_in_use and not attempt.only_restores
+    return attempt.is_on_demand and is_in_use and not attempt.only_restores
 
 
 def undo(attempt: attempts.Attempt) -> str:

@@ -91,7 +91,7 @@ def plan_unused(
     extra_clients = attempt.deps.extra_clients()
     services = attempt.deps.service_names()
     missing = attempt.record.absent_gpus(gpus, attempt.deps.boot_id)
-    if missing and not attempt.options.uuids_to_repair:
+    if missing and not attempt.is_repair:
         message = outcomes.missing_message(attempt.status.title, missing)
         raise errors.MissingGpusError(message, missing)
     desired = target.select(gpus)
@@ -153,7 +153,7 @@ def _require_repaired(
     attempt: attempts.Attempt, gpus: model.ObservedGpus, plan: steps.Plan
 ) -> None:
     """Refuse a layout on a GPU that the agent is to reset first: no new work runs before that."""
-    if attempt.options.uuids_to_repair or not attempt.may_repair:
+    if attempt.is_repair or not attempt.may_repair:
         return
     changed = {each.gpu_uuid for each in plan.gpus}
     faulty = [str(gpu) for gpu in gpus if gpu.uuid in changed and gpu_repair.is_possible(gpu)]
@@ -165,7 +165,11 @@ def _require_repaired(
 
 
 def _rights(attempt: attempts.Attempt, plan: steps.Plan) -> drain_scope.DrainRights:
-    """Return what the change may do with the pods that it affects."""
+    """Return what the change may do with the pods that it affects.
+
+    The first of these that applies decides: a verified layout is only restored, the layout was
+    chosen on demand, earlier changes to it cost enough evictions, the owner's drain policy.
+    """
     if attempt.only_restores:
         title = attempt.status.title
         if plan.gpu_uuids == attempt.record.returned_gpus(plan.gpu_uuids):
@@ -175,10 +179,10 @@ def _rights(attempt: attempts.Attempt, plan: steps.Plan) -> drain_scope.DrainRig
             return drain_scope.Refuse(reasons.Reason.IN_USE, message)
         message = functools.partial(outcomes.drift_message, title)
         return drain_scope.Refuse(reasons.Reason.DRIFTED, message)
-    if attempt.never_evicts:
+    if attempt.is_on_demand:
         return drain_scope.Refuse(reasons.Reason.IN_USE, _ON_DEMAND.format)
     failed = attempt.record.failed_changes
-    if failed and not failed.may_evict(attempt.status.config_hash, attempt.deps.boot_id):
+    if failed and failed.are_enough(attempt.status.config_hash, attempt.deps.boot_id):
         message = functools.partial(
             outcomes.failed_changes_message, attempt.status.title, failed.count, failed.problem
         )

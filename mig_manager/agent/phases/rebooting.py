@@ -29,7 +29,7 @@ def may_help(attempt: attempts.Attempt, error: errors.MigManagerError) -> bool:
         # A reboot was requested, but the machine is still up.
         was_rebooted = False
     drains = attempt.limits.policy.drain is not policies.DrainPolicy.NONE
-    if was_rebooted or not drains or attempt.options.uuids_to_repair:
+    if was_rebooted or not drains or attempt.is_repair:
         return False
     if isinstance(error, errors.HostError):
         return error.reason.is_mode_pending or error.reason is reasons.Reason.IN_USE

@@ -24,9 +24,7 @@ def resolve(attempt: attempts.Attempt) -> targets.Target:
         KubeletError: The pods of a GPU to repair are not known.
         LayoutError: The layout or the annotation does not exist.
     """
-    return (
-        _resolve_repair(attempt) if attempt.options.uuids_to_repair else _resolve_layout(attempt)
-    )
+    return _resolve_repair(attempt) if attempt.is_repair else _resolve_layout(attempt)
 
 
 def _resolve_repair(attempt: attempts.Attempt) -> targets.RepairTarget:

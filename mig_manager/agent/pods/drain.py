@@ -71,7 +71,7 @@ class Drain:
         has_begun = attempt.journal.is_draining
         if not has_begun:
             attempt.memory.begin_drain()
-        elif not attempt.options.uuids_to_repair:
+        elif not attempt.is_repair:
             attempt.recorder.set_journal(has_evicted=True)
         return cls(
             attempt=attempt,

@@ -68,10 +68,10 @@ class FailedChanges:
     problem: str  # the last failure, as part of a sentence
     count: int = 1
 
-    def may_evict(self, config_hash: str, boot_id: str) -> bool:
-        """Return whether to evict pods once more; other content or a reboot may be the remedy."""
+    def are_enough(self, config_hash: str, boot_id: str) -> bool:
+        """Return whether to evict no more pods; other content or a reboot may be the remedy."""
         is_same = (self.config_hash, self.boot_id) == (config_hash, boot_id)
-        return not is_same or self.count < _MAX_FAILED_CHANGES
+        return is_same and self.count >= _MAX_FAILED_CHANGES
 
     def to_data(self) -> dict[str, Any]:
         """Return plain data for JSON."""

@@ -373,24 +373,24 @@ def test_label_is_outdated_unless_the_gpus_have_or_may_have_the_layout(
 
 
 @pytest.mark.parametrize(
-    ("last", "config_hash", "boot_id", "may_evict"),
+    ("last", "config_hash", "boot_id", "are_enough"),
     [
-        (FAILED, "x", "b1", False),
-        (FAILED, "y", "b1", True),
-        (FAILED, "x", "b2", True),
-        (dataclasses.replace(FAILED, config_hash="y"), "y", "b1", True),
-        (dataclasses.replace(FAILED, boot_id="b2"), "x", "b2", True),
+        (FAILED, "x", "b1", True),
+        (FAILED, "y", "b1", False),
+        (FAILED, "x", "b2", False),
+        (dataclasses.replace(FAILED, config_hash="y"), "y", "b1", False),
+        (dataclasses.replace(FAILED, boot_id="b2"), "x", "b2", False),
     ],
 )
 def test_failed_changes_forbid_evictions_for_their_content_and_boot(
-    last: requests.FailedChanges, config_hash: str, boot_id: str, *, may_evict: bool
+    last: requests.FailedChanges, config_hash: str, boot_id: str, *, are_enough: bool
 ) -> None:
     record = requests.RequestRecord(config="a")
     for each in (FAILED, FAILED, last):
         record = record.with_failed_change(each)
     read = requests.RequestRecord.from_json(record.to_json()).failed_changes
     assert read is not None
-    assert read.may_evict(config_hash, boot_id) is may_evict
+    assert read.are_enough(config_hash, boot_id) is are_enough
 
 
 def test_failed_changes_with_a_reason_of_a_newer_version_are_left_out() -> None:
