@@ -364,7 +364,7 @@ class _LockedChange:
             rounds=tuple(
                 dataclasses.replace(first, plan=each.plan, gpus=each.gpus) for each in executed
             ),
-            overlooked=first.overlooked,
+            lenient_warnings=first.lenient_warnings,
         )
 
     def _save(self, gpus: model.ObservedGpus) -> None:

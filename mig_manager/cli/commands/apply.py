@@ -94,7 +94,7 @@ def run(settings: Settings, terminal: console.Console) -> int:
         is_mode_only=settings.is_mode_only,
     )
     status = command.answer(result.to_data, lambda: "MIG configuration applied successfully")
-    command.warn(result.overlooked)
+    command.warn(result.lenient_warnings)
     command.warn_unreachable(result.gpus.unreachable, "the layout is not active on it")
     command.warn(gpu_recovery.faults(result.gpus))
     command.note_changes(result.rounds, result.gpus)

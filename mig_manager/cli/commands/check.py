@@ -72,7 +72,7 @@ def run(settings: Settings, terminal: console.Console) -> int:
         terminal.say("Selected MIG configuration is valid")
         return console.DONE
     result = plans.plan(command.observe(), layout, is_mode_only=settings.is_mode_only)
-    command.warn(result.overlooked)
+    command.warn(result.lenient_warnings)
     command.warn_unreachable(result.gpus.unreachable, "it was not compared")
     command.note_interrupted(result)
     if result.is_applied:

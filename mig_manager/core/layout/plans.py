@@ -26,7 +26,7 @@ class Planned:
     plan: steps.Plan
     users: Mapping[str, tuple[str, ...]]
     """Pods by the UUID of the MIG device or GPU that they use, as far as known."""
-    overlooked: tuple[yaml_diagnostics.Diagnostic, ...] = ()
+    lenient_warnings: tuple[yaml_diagnostics.Diagnostic, ...] = ()
     """Problems that lenient parsing ignores."""
     origin: str = ""  # the origin of the layout; empty for a layout restored at boot
 
@@ -49,7 +49,7 @@ class Planned:
     @property
     def warnings(self) -> tuple[str, ...]:
         """Problems that lenient parsing ignores, and effects on virtual machines."""
-        remarks = (str(remark) for remark in self.overlooked)
+        remarks = (str(remark) for remark in self.lenient_warnings)
         return (*remarks, *vgpus.host_warnings(self.gpus, self.plan))
 
     @property
@@ -92,7 +92,7 @@ class ApplyResult:
     layout: str
     gpus: model.ObservedGpus
     """All GPUs of the node afterwards; the layout is not active on the unreachable ones."""
-    overlooked: tuple[yaml_diagnostics.Diagnostic, ...] = ()
+    lenient_warnings: tuple[yaml_diagnostics.Diagnostic, ...] = ()
 
     @property
     def is_changed(self) -> bool:
@@ -105,7 +105,7 @@ class ApplyResult:
             "kind": "Change",
             "layout": self.layout,
             "is_changed": self.is_changed,
-            "warnings": [str(remark) for remark in self.overlooked],
+            "warnings": [str(remark) for remark in self.lenient_warnings],
             "plans": [planned.to_data() for planned in self.rounds],
             "unreachable_gpus": [gpu_answers.unreachable(gpu) for gpu in self.gpus.unreachable],
         }
@@ -169,6 +169,6 @@ def plan(
         desired=desired,
         plan=changes,
         users=pods,
-        overlooked=selection.lenient_warnings(layout, observed),
+        lenient_warnings=selection.lenient_warnings(layout, observed),
         origin=layout.origin,
     )
