@@ -15,11 +15,11 @@ from tests.rigs.shell import commandline
 def test_simulation_shows_nodes_before_and_after_and_unserved_pods(
     shell: commandline.Shell,
 ) -> None:
-    every = partitions.gpus("c", EMPTY)
+    gpus = partitions.gpus("c", EMPTY)
     nodes = [
         node("a", ["1g.5gb@0*", "3g.20gb@4"]),
         node("b", ["7g.40gb@0*"]),
-        partitions.item("c", every, None),
+        partitions.node_object("c", gpus, None),
     ]
     pods = [
         pod("p", "2g.10gb"),

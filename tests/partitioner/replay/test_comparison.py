@@ -288,7 +288,7 @@ def test_without_opted_in_nodes_all_are_replayed_and_the_text_says_so(
     shell: commandline.Shell,
 ) -> None:
     nodes = [node("a", SMALL, labels={"mig-manager.io/partitioning": "no"})]
-    nodes.append(partitions.item("bare", partitions.gpus("bare"), None))
+    nodes.append(partitions.node_object("bare", partitions.gpus("bare"), None))
 
     answer = replays.replay(shell, nodes, [replays.past("p", "7g.40gb", arrival_s=0, runs_s=60)])
 
@@ -315,7 +315,7 @@ def test_nothing_to_replay_is_an_error(
 
 
 def test_without_published_gpus_there_is_nothing_to_replay(shell: commandline.Shell) -> None:
-    bare = partitions.item("bare", partitions.gpus("bare"), None)
+    bare = partitions.node_object("bare", partitions.gpus("bare"), None)
 
     answer = replays.replay(shell, [bare], [replays.past("p", "1g.5gb", arrival_s=0, runs_s=9)])
 

@@ -42,7 +42,7 @@ def gpus(name: str, *instances: Sequence[str]) -> model.ObservedGpus:
 
 
 def placements_in_use(
-    every: Iterable[model.Gpu], *instances: Sequence[str]
+    gpus: Iterable[model.Gpu], *instances: Sequence[str]
 ) -> dict[str, frozenset[model.Placement]]:
     """Return the placements in use by UUID, from the same notation."""
     return {
@@ -51,13 +51,13 @@ def placements_in_use(
             for gi, text in zip(gpu.gpu_instances, texts, strict=True)
             if text.endswith("*")
         )
-        for gpu, texts in zip(every, instances, strict=True)
+        for gpu, texts in zip(gpus, instances, strict=True)
     }
 
 
-def item(  # noqa: PLR0913 - each is something that a node can have
+def node_object(  # noqa: PLR0913 - each is something that a node can have
     name: str,
-    every: model.ObservedGpus,
+    gpus: model.ObservedGpus,
     in_use: Mapping[str, Collection[model.Placement]] | None,
     *,
     labels: Mapping[str, str] | None = None,
@@ -67,8 +67,8 @@ def item(  # noqa: PLR0913 - each is something that a node can have
     is_ready: bool = True,
 ) -> dict[str, Any]:
     """Build a Node object of an agent at rest; without ``in_use`` it has not published it."""
-    counts = resources.counts(every)
-    published = api_objects.annotations_of_agent(every, in_use=in_use, at=NOW.isoformat())
+    counts = resources.counts(gpus)
+    published = api_objects.annotations_of_agent(gpus, in_use=in_use, at=NOW.isoformat())
     built = api_objects.a_node(
         name,
         {well_known.PARTITIONING_LABEL: well_known.ON_DEMAND, **(labels or {})},
@@ -88,8 +88,8 @@ def item(  # noqa: PLR0913 - each is something that a node can have
 
 def node(name: str, *instances: Sequence[str], **changed: Any) -> dict[str, Any]:
     """Build a Node object from the notation of its GPUs' instances."""
-    every = gpus(name, *instances)
-    return item(name, every, placements_in_use(every, *instances), **changed)
+    observed = gpus(name, *instances)
+    return node_object(name, observed, placements_in_use(observed, *instances), **changed)
 
 
 def pod(
@@ -203,21 +203,21 @@ def why(decision: decisions.PartitioningDecision) -> tuple[waiting.WaitReason, s
 
 
 def requested_gpus(
-    change: decisions.NodeChange, every: Sequence[model.Gpu]
+    change: decisions.NodeChange, gpus: Sequence[model.Gpu]
 ) -> dict[str, model.DesiredGpu]:
     """Return what the text of a change asks of each GPU."""
     document = config.parse(change.layout, source="annotation")
     (layout,) = document.layouts.values()
-    return selection.select(layout, every)
+    return selection.select(layout, gpus)
 
 
 def after(
-    change: decisions.NodeChange, every: Sequence[model.Gpu]
+    change: decisions.NodeChange, gpus: Sequence[model.Gpu]
 ) -> tuple[tuple[model.Gpu, ...], frozenset[tuple[str, model.Placement]]]:
     """Return the GPUs after a change, and the instances that it destroys, by UUID."""
-    plan = planner.plan(every, requested_gpus(change, every))
+    plan = planner.plan(gpus, requested_gpus(change, gpus))
     steps_by_gpu = {each.gpu_uuid: each.steps for each in plan.gpus}
-    now = tuple(driver_rules.execute(gpu, steps_by_gpu.get(gpu.uuid, ())) for gpu in every)
+    now = tuple(driver_rules.execute(gpu, steps_by_gpu.get(gpu.uuid, ())) for gpu in gpus)
     kept = {(gpu.uuid, gi.placement) for gpu in now for gi in gpu.gpu_instances}
-    gone = {(gpu.uuid, gi.placement) for gpu in every for gi in gpu.gpu_instances} - kept
+    gone = {(gpu.uuid, gi.placement) for gpu in gpus for gi in gpu.gpu_instances} - kept
     return now, frozenset(gone)

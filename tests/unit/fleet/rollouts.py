@@ -91,8 +91,8 @@ def rolling(most: str = "1", *, pauses: bool = False) -> rollout.Rollout:
     return rollout.Rollout(goals.RolloutGoal(layout=LAYOUT), limits)
 
 
-def decide(*there: fleet_nodes.FleetNode, most: str = "1") -> rollout.RolloutDecision:
-    return rolling(most).decide(there, 0.0)
+def decide(*nodes: fleet_nodes.FleetNode, most: str = "1") -> rollout.RolloutDecision:
+    return rolling(most).decide(nodes, 0.0)
 
 
 def states(decision: rollout.RolloutDecision) -> dict[str, NodeState]:

@@ -39,8 +39,10 @@ def pod(name: str, resource: str, **changed: object) -> pod_object.Pod:
     return samples.pod(name, gpu_resources={resource: 1}, **changed)
 
 
-def plan_for(there: fleet_nodes.FleetNode, layout: str, *pods: pod_object.Pod) -> preview.NodePlan:
-    return preview.preview(there, DOCUMENT, layout, pods)
+def plan_for(
+    fleet_node: fleet_nodes.FleetNode, layout: str, *pods: pod_object.Pod
+) -> preview.NodePlan:
+    return preview.preview(fleet_node, DOCUMENT, layout, pods)
 
 
 def counts(node_plan: preview.NodePlan) -> Mapping[str, object]:
@@ -61,7 +63,7 @@ PLUGIN_POD = pod(
 
 
 @pytest.mark.parametrize(
-    ("there", "layout", "pods", "instances", "evicted", "maybe_evicted"),
+    ("fleet_node", "layout", "pods", "instances", "evicted", "maybe_evicted"),
     [
         pytest.param(BALANCED, "all-balanced", [GPU_POD], (8, 0, 0), (), (), id="active"),
         pytest.param(
@@ -88,14 +90,14 @@ PLUGIN_POD = pod(
     ],
 )
 def test_a_layout_that_fits_names_lost_instances_and_evicted_pods(
-    there: fleet_nodes.FleetNode,
+    fleet_node: fleet_nodes.FleetNode,
     layout: str,
     pods: list[pod_object.Pod],
     instances: tuple[int, int, int],
     evicted: tuple[str, ...],
     maybe_evicted: tuple[str, ...],
 ) -> None:
-    node_plan = plan_for(there, layout, *pods)
+    node_plan = plan_for(fleet_node, layout, *pods)
 
     assert node_plan.fit is (NodeFit.FITS if any(instances[1:]) else NodeFit.UNCHANGED)
     assert counts(node_plan) == dict(zip(("kept", "destroyed", "created"), instances, strict=True))
@@ -130,19 +132,19 @@ def test_a_pod_that_may_use_an_unreachable_gpu_is_not_certainly_evicted() -> Non
 def test_a_node_without_labels_has_the_devices_that_it_advertises(
     resource: str, advertised: int, devices: int
 ) -> None:
-    there = node(gpus({"1g.5gb": 7}), **{resource: advertised})
+    fleet_node = node(gpus({"1g.5gb": 7}), **{resource: advertised})
 
-    node_plan = plan_for(there, "all-disabled", pod("p", resource))
+    node_plan = plan_for(fleet_node, "all-disabled", pod("p", resource))
 
     assert node_plan.evicted == ("default/p",)
     assert [loss.kind.count for loss in node_plan.losses or ()] == [devices]
 
 
 def test_resources_by_profile_separate_certain_from_possible_evictions() -> None:
-    there = node(gpus(LISTED), **MIXED)
+    fleet_node = node(gpus(LISTED), **MIXED)
 
     node_plan = plan_for(
-        there,
+        fleet_node,
         "one-slice-changed",
         pod("gone", "nvidia.com/mig-2g.10gb"),
         pod("kept", "nvidia.com/mig-3g.20gb"),
@@ -163,19 +165,19 @@ def test_resources_by_profile_separate_certain_from_possible_evictions() -> None
 
 
 def test_layout_that_a_node_lists_as_generated_is_previewed() -> None:
-    there = node(gpus())
+    fleet_node = node(gpus())
     made = available_layouts.generate(gpus())["all-7g.40gb"]
     text = layout_list.to_json([layout_list.Entry.of(made)])
-    annotations = {**there.view.annotations, well_known.LAYOUTS_ANNOTATION: text}
+    annotations = {**fleet_node.view.annotations, well_known.LAYOUTS_ANNOTATION: text}
     listing = dataclasses.replace(
-        there, view=dataclasses.replace(there.view, annotations=annotations)
+        fleet_node, view=dataclasses.replace(fleet_node.view, annotations=annotations)
     )
 
-    listed_layouts.require_layout([there, listing], DOCUMENT, "all-7g.40gb")
+    listed_layouts.require_layout([fleet_node, listing], DOCUMENT, "all-7g.40gb")
     with pytest.raises(errors.LayoutError, match=r"unknown layout 'all-7g\.40gb'"):
-        listed_layouts.require_layout([there], DOCUMENT, "all-7g.40gb")
+        listed_layouts.require_layout([fleet_node], DOCUMENT, "all-7g.40gb")
     assert counts(plan_for(listing, "all-7g.40gb"))["created"] == 2
-    node_plan = plan_for(there, "all-7g.40gb")
+    node_plan = plan_for(fleet_node, "all-7g.40gb")
     assert (node_plan.fit, node_plan.reason) == (NodeFit.DOES_NOT_FIT, "UnknownConfig")
 
 
@@ -215,11 +217,11 @@ def test_a_node_without_readable_gpus_is_unknown(text: str, message: str) -> Non
 def test_a_layout_that_the_strategy_cannot_serve_is_not_said_to_fit(
     layout: str, strategy: str, mps: str, fit: preview.NodeFit, reason: str
 ) -> None:
-    there = node(gpus({"7g.40gb": 1}))
+    fleet_node = node(gpus({"7g.40gb": 1}))
     labels = {discovery_labels.STRATEGY: strategy, discovery_labels.MPS_CAPABLE: mps}
-    view = dataclasses.replace(there.view, labels=labels)
+    view = dataclasses.replace(fleet_node.view, labels=labels)
 
-    node_plan = plan_for(dataclasses.replace(there, view=view), layout)
+    node_plan = plan_for(dataclasses.replace(fleet_node, view=view), layout)
 
     assert (node_plan.fit, node_plan.reason) == (fit, reason)
     assert (strategy in node_plan.message) is bool(reason)

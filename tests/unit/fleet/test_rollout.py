@@ -41,7 +41,7 @@ NO_GPUS: dict[str, Any] = {"requested": None, "applied": "", "state": None, "sta
 
 
 @pytest.mark.parametrize(
-    ("there", "most", "start"),
+    ("nodes", "most", "start"),
     [
         pytest.param([*map(node, "edcba")], "2", ("a", "b"), id="as many as may be unavailable"),
         pytest.param([node("n10"), node("n9")], "1", ("n9",), id="in the order of numbers"),
@@ -98,9 +98,9 @@ NO_GPUS: dict[str, Any] = {"requested": None, "applied": "", "state": None, "sta
     ],
 )
 def test_a_rollout_starts_the_nodes_that_its_budget_allows(
-    there: list[fleet_nodes.FleetNode], most: str, start: tuple[str, ...]
+    nodes: list[fleet_nodes.FleetNode], most: str, start: tuple[str, ...]
 ) -> None:
-    assert decide(*there, most=most).start == start
+    assert decide(*nodes, most=most).start == start
 
 
 def test_a_failure_before_the_request_does_not_count_as_its_outcome() -> None:
@@ -181,8 +181,8 @@ WAITING = busy_node("a", phase="Wait")
 
 def recreated_node(name: str) -> fleet_nodes.FleetNode:
     """A node registered again under its name."""
-    there = node(name, requested=None, applied="", state=None, status=None, gpus="published")
-    return dataclasses.replace(there, view=dataclasses.replace(there.view, uid="new"))
+    fleet_node = node(name, requested=None, applied="", state=None, status=None, gpus="published")
+    return dataclasses.replace(fleet_node, view=dataclasses.replace(fleet_node.view, uid="new"))
 
 
 REPLACED = requested_node("a", mark=marks.Mark(layout="earlier", before=FORMER))
@@ -487,8 +487,8 @@ def test_a_rollout_takes_its_course_step_by_step(
 ) -> None:
     is_carried_out = options.get("is_carried_out", False)
     rolled = rolling(options.get("most", "1"), pauses=options.get("pauses", False))
-    for now_s, there, expected in steps:
-        decision = rolled.decide(there, now_s)
+    for now_s, nodes, expected in steps:
+        decision = rolled.decide(nodes, now_s)
         assert shown(decision) == expected, now_s
         for name in decision.start if is_carried_out else ():
             rolled.record_request(name)

@@ -49,8 +49,8 @@ class Simulation:
         if name in self._unseen:
             self.nodes[name] = self._unseen.pop(name)
             return
-        there, end = self.nodes[name], self._ends[name]
-        last = there.status if there.status and there.status.config == LAYOUT else None
+        status, end = self.nodes[name].status, self._ends[name]
+        last = status if status and status.config == LAYOUT else None
         if end == "dead":
             return
         if last is None or last.is_retried:
@@ -107,11 +107,11 @@ def with_custom(text: str, *, reported: str) -> fleet_nodes.FleetNode:
 
 @hypothesis.given(text=st.text(min_size=1), reported=st.text(min_size=1))
 def test_status_of_one_custom_layout_does_not_count_for_the_next(text: str, reported: str) -> None:
-    there = with_custom(text, reported=reported)
+    fleet_node = with_custom(text, reported=reported)
     is_same = text == reported
-    assert (there.current_status is not None) is is_same
-    assert there.is_finished is is_same
-    assert there.has_responded is is_same
+    assert (fleet_node.current_status is not None) is is_same
+    assert fleet_node.is_finished is is_same
+    assert fleet_node.has_responded is is_same
 
 
 def test_an_undo_waits_for_the_custom_layout_that_the_annotation_holds_now() -> None:
@@ -121,5 +121,5 @@ def test_an_undo_waits_for_the_custom_layout_that_the_annotation_holds_now() -> 
         goals.RolloutLimits(node_timeout_s=100, silence_timeout_s=10),
     )
     for reported, state in (("one", NodeState.PENDING), ("two", NodeState.SUCCESS)):
-        there = dataclasses.replace(with_custom("two", reported=reported), mark=mark)
-        assert states(undo.decide([there], 0.0)) == {"a": state}
+        fleet_node = dataclasses.replace(with_custom("two", reported=reported), mark=mark)
+        assert states(undo.decide([fleet_node], 0.0)) == {"a": state}

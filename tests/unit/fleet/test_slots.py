@@ -21,8 +21,8 @@ def slot(index: int, holder: str = "", *, age_s: float = 0.0) -> lease.Lease:
     )
 
 
-def classify(*there: lease.Lease, limit: int = 3) -> slots.SlotUse:
-    return slots.classify(there, node="a", limit=limit)
+def classify(*leases: lease.Lease, limit: int = 3) -> slots.SlotUse:
+    return slots.classify(leases, node="a", limit=limit)
 
 
 def test_a_slot_of_our_own_node_is_ours_at_any_age() -> None:

@@ -27,8 +27,8 @@ def undoing() -> rollout.Rollout:
     return rollout.Rollout(goals.RolloutGoal(layout=None), goals.RolloutLimits())
 
 
-def undo(*there: fleet_nodes.FleetNode) -> rollout.RolloutDecision:
-    return undoing().decide(there, 0.0)
+def undo(*nodes: fleet_nodes.FleetNode) -> rollout.RolloutDecision:
+    return undoing().decide(nodes, 0.0)
 
 
 def test_undo_includes_the_nodes_with_a_rollouts_mark() -> None:
@@ -126,13 +126,13 @@ def test_a_new_rollout_is_the_newest_in_spite_of_clocks() -> None:
 
 def test_mark_has_the_layout_before_and_round_trips() -> None:
     forward = goals.RolloutGoal(layout=LAYOUT)
-    for before, there in (
+    for before, fleet_node in (
         (FORMER, node()),
         ("kept", node(requested=None, applied="kept")),
         (None, node(requested=None, applied="")),
     ):
         mark = marks.Mark(layout=LAYOUT, before=before)
-        assert forward.mark(there) == mark == marks.parse(mark.to_json())
+        assert forward.mark(fleet_node) == mark == marks.parse(mark.to_json())
     dated = dataclasses.replace(UNDONE, started_at=dt.datetime(2026, 6, 1, tzinfo=dt.UTC))
     for mark in (UNDONE, dated):
         assert marks.parse(mark.to_json()) == mark

@@ -56,7 +56,9 @@ class Cluster:
 
     @property
     def nodes(self) -> list[dict[str, Any]]:
-        return [partitions.item(name, self.gpus[name], self.in_use[name]) for name in self.gpus]
+        return [
+            partitions.node_object(name, self.gpus[name], self.in_use[name]) for name in self.gpus
+        ]
 
     def spans(self, name: str) -> set[tuple[str, model.Placement]]:
         return {

@@ -25,12 +25,12 @@ LATER = NOW + dt.timedelta(seconds=400)
 
 
 def test_instances_in_use_are_pinned_and_idle_ones_kept_if_possible() -> None:
-    every = partitions.gpus("a", ["2g.10gb@0", "1g.5gb@2", "1g.5gb@3", "3g.20gb@4"])
-    use = partitions.placements_in_use(every, ["2g.10gb@0*", "1g.5gb@2", "1g.5gb@3", "3g.20gb@4"])
-    change = only(decide([partitions.item("a", every, use)], [pod("p", "2g.10gb")]))
+    gpus = partitions.gpus("a", ["2g.10gb@0", "1g.5gb@2", "1g.5gb@3", "3g.20gb@4"])
+    use = partitions.placements_in_use(gpus, ["2g.10gb@0*", "1g.5gb@2", "1g.5gb@3", "3g.20gb@4"])
+    change = only(decide([partitions.node_object("a", gpus, use)], [pod("p", "2g.10gb")]))
     assert change.destroyed == {samples.profile("3g.20gb"): 1}
-    assert partitions.requested_gpus(change, every) == {
-        every[0].uuid: samples.desired_gpu({"2g.10gb@0": 1, "2g.10gb": 1, "1g.5gb": 2})
+    assert partitions.requested_gpus(change, gpus) == {
+        gpus[0].uuid: samples.desired_gpu({"2g.10gb@0": 1, "2g.10gb": 1, "1g.5gb": 2})
     }
 
 
@@ -605,23 +605,23 @@ def test_a_node_that_is_not_fit_for_a_change_is_left_alone(
 
 def test_free_device_of_a_gpu_of_unknown_use_serves_a_pod() -> None:
     whole = ["7g.40gb@0"]
-    every = partitions.gpus("a", whole, whole)
-    use = partitions.placements_in_use(every, whole, whole)
-    del use[every[0].uuid]
+    gpus = partitions.gpus("a", whole, whole)
+    use = partitions.placements_in_use(gpus, whole, whole)
+    del use[gpus[0].uuid]
     pods = [pod("both", "7g.40gb", "1g.5gb"), pod("small", "1g.5gb", age_s=30)]
-    assert lines(decide([partitions.item("a", every, use)], pods)) == [
+    assert lines(decide([partitions.node_object("a", gpus, use)], pods)) == [
         "a: 2x 1g.5gb instead of 1x 7g.40gb for both, small"
     ]
 
 
 def test_a_gpu_of_unknown_use_or_without_mig_is_not_named() -> None:
-    every = partitions.gpus("a", EMPTY, EMPTY)
-    use: dict[str, list[model.Placement]] = {every[1].uuid: []}
-    change = only(decide([partitions.item("a", every, use)], [pod("p", "1g.5gb")]))
-    assert list(partitions.requested_gpus(change, every)) == [every[1].uuid]
+    gpus = partitions.gpus("a", EMPTY, EMPTY)
+    use: dict[str, list[model.Placement]] = {gpus[1].uuid: []}
+    change = only(decide([partitions.node_object("a", gpus, use)], [pod("p", "1g.5gb")]))
+    assert list(partitions.requested_gpus(change, gpus)) == [gpus[1].uuid]
     # Spans that the GPU lacks are of another moment.
-    stale = {every[0].uuid: [model.Placement(0, 4)], every[1].uuid: [model.Placement(0, 1)]}
-    decision = decide([partitions.item("a", every, stale)], [pod("p", "1g.5gb")])
+    stale = {gpus[0].uuid: [model.Placement(0, 4)], gpus[1].uuid: [model.Placement(0, 1)]}
+    decision = decide([partitions.node_object("a", gpus, stale)], [pod("p", "1g.5gb")])
     assert why(decision)[0] is Wait.UNUSABLE
 
 
@@ -631,15 +631,15 @@ def test_gpu_with_a_fault_gets_no_new_instance_and_stays_as_it_is(
 ) -> None:
     healthy = partitions.gpus("a", instances, EMPTY)
     fault = dataclasses.replace(healthy[0], recovery_action=model.RecoveryAction.GPU_RESET)
-    every, use = (fault, healthy[1]), partitions.placements_in_use(healthy, instances, EMPTY)
-    one = partitions.item("a", model.ObservedGpus(every), use)
+    gpus, use = (fault, healthy[1]), partitions.placements_in_use(healthy, instances, EMPTY)
+    one = partitions.node_object("a", model.ObservedGpus(gpus), use)
     change = only(decide([one], [pod("p", "1g.5gb")]))
 
     assert change.why == "room for 1 pod on GPU 1"
-    assert partitions.requested_gpus(change, every)[fault.uuid] == samples.desired_gpu(
+    assert partitions.requested_gpus(change, gpus)[fault.uuid] == samples.desired_gpu(
         {instance.rstrip("*"): 1 for instance in instances}
     )
-    alone = partitions.item("a", model.ObservedGpus([fault]), use)
+    alone = partitions.node_object("a", model.ObservedGpus([fault]), use)
     assert why(decide([alone], [pod("p", "1g.5gb")])) == (
         Wait.UNUSABLE,
         "it waits for a (its GPUs with MIG need recovery from a fault)",
@@ -657,26 +657,26 @@ def test_one_decision_makes_few_changes_so_that_it_ends_before_its_lease() -> No
 
 def test_change_names_the_unchanged_gpus_too() -> None:
     instances = (["3g.20gb@4*", "1g.5gb@0"], EMPTY, ["2g.10gb@0"])
-    every = partitions.gpus("a", *instances)
+    gpus = partitions.gpus("a", *instances)
     change = only(decide([node("a", *instances)], [pod("p", "7g.40gb")]))
 
-    assert partitions.requested_gpus(change, every) == {
-        every[0].uuid: samples.desired_gpu({"3g.20gb@4": 1, "1g.5gb": 1}),
-        every[1].uuid: samples.desired_gpu({"7g.40gb": 1}),
-        every[2].uuid: samples.desired_gpu({"2g.10gb": 1}),
+    assert partitions.requested_gpus(change, gpus) == {
+        gpus[0].uuid: samples.desired_gpu({"3g.20gb@4": 1, "1g.5gb": 1}),
+        gpus[1].uuid: samples.desired_gpu({"7g.40gb": 1}),
+        gpus[2].uuid: samples.desired_gpu({"2g.10gb": 1}),
     }
     assert change.why == "room for 1 pod on GPU 1"
 
 
 def test_the_layout_is_one_document_that_names_gpus_by_uuid() -> None:
-    every = partitions.gpus("a", EMPTY, EMPTY)
+    gpus = partitions.gpus("a", EMPTY, EMPTY)
     change = only(decide([node("a", EMPTY, EMPTY)], [pod("p", "2x7g.40gb")]))
     document = config.parse(change.layout, source="annotation")
     assert list(document.layouts) == ["on-demand"]
     assert not document.warnings
     assert layout_documents.render(document.layouts.values()) == json.loads(change.layout)
     assert len(document.layouts["on-demand"].rules) == 1
-    assert set(partitions.requested_gpus(change, every)) == {gpu.uuid for gpu in every}
+    assert set(partitions.requested_gpus(change, gpus)) == {gpu.uuid for gpu in gpus}
 
 
 @pytest.mark.parametrize("are_alike", [True, False])

@@ -45,11 +45,9 @@ def test_no_change_touches_an_instance_in_use_or_a_gpu_of_unknown_use(
     is_expected: bool,  # noqa: FBT001 - a case
 ) -> None:
     for change in decide(cluster, is_expected=is_expected).changes:
-        every = cluster.gpus[change.node]
-        assert (
-            partitions.requested_gpus(change, every).keys() <= cluster.in_use[change.node].keys()
-        )
-        _, gone = partitions.after(change, every)
+        gpus = cluster.gpus[change.node]
+        assert partitions.requested_gpus(change, gpus).keys() <= cluster.in_use[change.node].keys()
+        _, gone = partitions.after(change, gpus)
         assert not gone & cluster.spans(change.node)
 
 

@@ -194,8 +194,8 @@ def test_a_refused_request_is_withdrawn_once_no_pod_needs_it() -> None:
     # Also of a leader that has ended.
     assert only(decide([failed], [], now=LATER)) == withdrawal
 
-    every = partitions.gpus("a", EMPTY)
-    assert partitions.requested_gpus(withdrawal, every) == {every[0].uuid: samples.desired_gpu({})}
+    gpus = partitions.gpus("a", EMPTY)
+    assert partitions.requested_gpus(withdrawal, gpus) == {gpus[0].uuid: samples.desired_gpu({})}
     assert (withdrawal.created, withdrawal.destroyed, withdrawal.pods) == ({}, {}, ())
     assert withdrawal.why == "no pod needs the request that its agent failed"
 
@@ -205,8 +205,8 @@ def test_a_refused_request_is_withdrawn_beside_an_empty_gpu_instance() -> None:
     annotations = failed["metadata"]["annotations"]
     (gpu,) = partitions.gpus("a", ["1g.5gb@0"])
     empty = dataclasses.replace(gpu.gpu_instances[0], compute_instances=())
-    every = model.ObservedGpus([dataclasses.replace(gpu, gpu_instances=(empty,))])
-    annotations[well_known.GPUS_ANNOTATION] = inventory_codec.to_json(every)
+    gpus = model.ObservedGpus([dataclasses.replace(gpu, gpu_instances=(empty,))])
+    annotations[well_known.GPUS_ANNOTATION] = inventory_codec.to_json(gpus)
     assert only(decide([failed], [], now=LATER)).why.startswith("no pod needs the request")
 
 
@@ -244,11 +244,11 @@ def test_a_pod_that_never_uses_its_room_causes_ever_fewer_changes() -> None:
 def test_idle_instances_return_to_the_base_layout_without_demand() -> None:
     busy = ["1g.5gb@0*", "1g.5gb@1", "1g.5gb@2"]
     nodes = [node("a", busy, ["7g.40gb@0"])]
-    every = partitions.gpus("a", busy, ["7g.40gb@0"])
+    gpus = partitions.gpus("a", busy, ["7g.40gb@0"])
     base = {
         "a": {
             gpu.uuid: samples.desired_gpu({"3g.20gb": 1, "2g.10gb": 1, "1g.5gb": 2})
-            for gpu in every
+            for gpu in gpus
         }
     }
     history = remember(nodes, [])
@@ -256,11 +256,11 @@ def test_idle_instances_return_to_the_base_layout_without_demand() -> None:
     assert not decide(nodes, [], **later).changes
     assert not decide(nodes, [], **later, merge_back_after_s=500).changes
     change = only(decide(nodes, [], **later, merge_back_after_s=300))
-    assert partitions.requested_gpus(change, every) == {
-        every[0].uuid: samples.desired_gpu(
+    assert partitions.requested_gpus(change, gpus) == {
+        gpus[0].uuid: samples.desired_gpu(
             {"1g.5gb@0": 1, "3g.20gb": 1, "2g.10gb": 1, "1g.5gb": 1}
         ),
-        every[1].uuid: samples.desired_gpu({"3g.20gb": 1, "2g.10gb": 1, "1g.5gb": 2}),
+        gpus[1].uuid: samples.desired_gpu({"3g.20gb": 1, "2g.10gb": 1, "1g.5gb": 2}),
     }
     arrived = [pod("p", "7g.40gb")]
     assert not decide(nodes, arrived, **later, merge_back_after_s=300).changes
