@@ -178,7 +178,7 @@ class Node:
             # kubelet delays further restarts of a container.
             self._delete_pods(manager.namespace, manager.labels)
             cluster.wait_for_daemons(manager.namespace, manager.name)
-        if simulated_rig.geometry(gpus) != simulated_rig.geometry(start):
+        if simulated_rig.driver_geometry(gpus) != simulated_rig.driver_geometry(start):
             waiting.until(lambda: not gpus.read().clients, "idle GPUs")
             before = start.read().gpus
             gpus.update(lambda node: dataclasses.replace(node, gpus=before))

@@ -134,7 +134,7 @@ class CrashStage(agent_stage.AgentStage):
 
     def devices_in_words(self) -> layout_table.Gpus:
         """Return what the driver has on the GPUs, in the words of the layout table."""
-        return simulated_rig.devices_in_words(self.state)
+        return simulated_rig.driver_devices_in_words(self.state)
 
     def node(self) -> objects.JsonObject:
         """Return the Node object as the API has it."""

@@ -81,7 +81,7 @@ class StruckNode:
             self.begin()
             assert self.run_pipeline(change.was).is_good
             self._start = self.state.read()
-        self.before = simulated_rig.geometry(self.state)
+        self.before = simulated_rig.driver_geometry(self.state)
 
     def begin(self) -> None:
         """Bring everything back to the start of the change."""
@@ -108,7 +108,7 @@ class StruckNode:
         remaining = [
             each.split()[0] for each in unrestored.on_node(fake_cluster.FakeNode(rig).read())
         ]
-        return RunEnd(outcome, simulated_rig.geometry(self.state), remaining)
+        return RunEnd(outcome, simulated_rig.driver_geometry(self.state), remaining)
 
     def strike(
         self,
@@ -145,7 +145,7 @@ class StruckNode:
         self.state.log_calls(is_on=True)
         end = self.run_pipeline()
         assert end.is_good
-        described = simulated_rig.devices_in_words(self.state)
+        described = simulated_rig.driver_devices_in_words(self.state)
         assert described == layout_table.gpus_with(self.change.layout, len(described))
         self.after = end.geometry
         calls = nvml_faults.read_calls(self.state.path)

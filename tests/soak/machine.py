@@ -173,9 +173,9 @@ class Soak(stateful.RuleBasedStateMachine):
 
     @stateful.rule(pick=script.picks, is_orphan=st.booleans())
     def instance_comes_behind_our_back(self, pick: int, is_orphan: bool) -> None:  # noqa: FBT001
-        before = simulated_rig.geometry(self.rig.state)
+        before = simulated_rig.driver_geometry(self.rig.state)
         if driver.add_behind_back(self.rig.state, pick, is_orphan=is_orphan):
-            after = simulated_rig.geometry(self.rig.state)
+            after = simulated_rig.driver_geometry(self.rig.state)
             for index, (old, new) in enumerate(zip(before, after, strict=True)):
                 self.foreign |= {(index, each) for each in new.instances - old.instances}
             self._foreign_change()
@@ -391,7 +391,7 @@ class Soak(stateful.RuleBasedStateMachine):
         is_reported = any(words in text for words in ROLLBACK_FAILED_TEXTS for text in messages)
         COUNTS["not undone, as reported"] += is_reported
         excused = self._hindered_gpus() if is_reported else frozenset()
-        for index, geometry in enumerate(simulated_rig.geometry(self.rig.state)):
+        for index, geometry in enumerate(simulated_rig.driver_geometry(self.rig.state)):
             is_requested = any(
                 not self._differences((*(None,) * index, layout[index]))
                 for layout in self.tried_layouts
@@ -409,7 +409,7 @@ class Soak(stateful.RuleBasedStateMachine):
 
         A journal that is kept may lead to what was before it, at the next try or start.
         """
-        now = simulated_rig.geometry(self.rig.state)
+        now = simulated_rig.driver_geometry(self.rig.state)
         is_all = (
             is_undone and well_known.JOURNAL_ANNOTATION not in self.rig.node_object.annotations
         )

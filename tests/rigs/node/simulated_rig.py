@@ -34,7 +34,7 @@ class GpuGeometry(NamedTuple):
     instances: frozenset[Instance]
 
 
-def geometry(state: nvml_faults.SharedState) -> tuple[GpuGeometry, ...]:
+def driver_geometry(state: nvml_faults.SharedState) -> tuple[GpuGeometry, ...]:
     """Return what the driver itself has on each GPU."""
     return tuple(
         GpuGeometry(
@@ -86,7 +86,7 @@ def _placed_name(
     return f"{device_name(board, instance, compute)}@{instance.placement.start}"
 
 
-def devices_in_words(state: nvml_faults.SharedState) -> tuple[str, ...]:
+def driver_devices_in_words(state: nvml_faults.SharedState) -> tuple[str, ...]:
     """Return the devices of each GPU in words, or ``off``: a table can list what they must be."""
     gpus = zip(state.boards, state.read().gpus, strict=True)
     return tuple(_gpu_in_words(board, gpu) for board, gpu in gpus)

@@ -99,7 +99,7 @@ class ShellNode:
 
     @property
     def geometry(self) -> list[object]:
-        return [*simulated_rig.geometry(self.state)]
+        return [*simulated_rig.driver_geometry(self.state)]
 
     def devices_of(self, profile: str, *, gpu: int = 0) -> list[str]:
         """Return the UUIDs of a GPU's MIG devices of a profile."""
