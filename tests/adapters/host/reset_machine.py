@@ -12,7 +12,8 @@ from mig_manager.core import model
 from mig_manager.sandbox.driver import states
 from testkit import nvidia_smi
 from tests.rigs.host import proc_tree
-from tests.rigs.node.nvml_rig import ON, NvmlRig, mode_step
+from tests.rigs.node.gpu_values import mode_step
+from tests.rigs.node.nvml_rig import ON, NvmlRig
 from tests.rigs.programs import write_script
 
 WAITING = states.Options(resets_itself=False)

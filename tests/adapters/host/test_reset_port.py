@@ -15,7 +15,8 @@ from mig_manager.reasons import Reason
 from mig_manager.sandbox.driver import states
 from tests.adapters.host.reset_machine import WAITING, ResetMachine
 from tests.rigs.node import fake_host, gpu_values, node_rig, nvml_rig, samples
-from tests.rigs.node.nvml_rig import OFF, ON, mode_step
+from tests.rigs.node.gpu_values import mode_step
+from tests.rigs.node.nvml_rig import OFF, ON
 
 SPEC = "2xA100-SXM4-40GB"
 

@@ -10,7 +10,8 @@ from mig_manager import errors, reasons
 from mig_manager.adapters.nvml import library
 from mig_manager.core import model
 from tests.rigs.layout_table import gpu_in_words
-from tests.rigs.node.nvml_rig import Boot, NvmlRig, ci_step, everything, gi_step
+from tests.rigs.node.gpu_values import ci_step, gi_step
+from tests.rigs.node.nvml_rig import Boot, NvmlRig, everything
 
 T = TypeVar("T")
 

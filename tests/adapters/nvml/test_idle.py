@@ -14,7 +14,8 @@ from mig_manager.sandbox.driver import states
 from testkit import nvml_faults
 from tests.rigs.host.proc_tree import ProcTree
 from tests.rigs.node import fakes, samples
-from tests.rigs.node.nvml_rig import Boot, NvmlRig, ci_step, end_steps, gi_step, mode_step, plan_of
+from tests.rigs.node.gpu_values import ci_step, gi_step, mode_step
+from tests.rigs.node.nvml_rig import Boot, NvmlRig, end_steps, plan_of
 
 UID = "8a3f6c1e-0b2d-4c5e-9f70-1a2b3c4d5e6f"
 CAP = "/dev/nvidia-caps/nvidia-cap"

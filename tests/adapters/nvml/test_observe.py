@@ -18,7 +18,8 @@ from mig_manager.sandbox.driver import calls, simulated_nvml, states
 from testkit import matrix, nvml_faults
 from tests.rigs import layout_table
 from tests.rigs.node import nvml_rig
-from tests.rigs.node.nvml_rig import OFF, Boot, NvmlRig, ci_step, end_steps, gi_step
+from tests.rigs.node.gpu_values import ci_step, gi_step
+from tests.rigs.node.nvml_rig import OFF, Boot, NvmlRig, end_steps
 
 PRODUCTS = [
     pytest.param(product, id=product.key)

@@ -11,7 +11,8 @@ from mig_manager.core import steps
 from mig_manager.sandbox.driver import states
 from tests.rigs.host.proc_tree import ProcTree
 from tests.rigs.node import fakes
-from tests.rigs.node.nvml_rig import ON, Boot, NvmlRig, end_steps, mode_step, plan_of
+from tests.rigs.node.gpu_values import mode_step
+from tests.rigs.node.nvml_rig import ON, Boot, NvmlRig, end_steps, plan_of
 
 UID = "8a3f6c1e-0b2d-4c5e-9f70-1a2b3c4d5e6f"
 CAP = "/dev/nvidia-caps/nvidia-cap"

@@ -12,16 +12,8 @@ from mig_manager.core import model
 from mig_manager.sandbox.driver import states
 from testkit import nvml_faults
 from tests.rigs import layout_table
-from tests.rigs.node.nvml_rig import (
-    OFF,
-    ON,
-    Boot,
-    NvmlRig,
-    ci_step,
-    end_steps,
-    gi_step,
-    mode_step,
-)
+from tests.rigs.node.gpu_values import ci_step, gi_step, mode_step
+from tests.rigs.node.nvml_rig import OFF, ON, Boot, NvmlRig, end_steps
 
 # -- instances in use -------------------------------------------------------------------------
 

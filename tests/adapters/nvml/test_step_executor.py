@@ -13,17 +13,8 @@ from mig_manager.core import model, profile_name, steps
 from mig_manager.sandbox.driver import states
 from tests.rigs import layout_table
 from tests.rigs.driver import nvml_codes
-from tests.rigs.node.nvml_rig import (
-    OFF,
-    ON,
-    Boot,
-    NvmlRig,
-    ci_step,
-    end_steps,
-    gi_step,
-    mode_step,
-    plan_of,
-)
+from tests.rigs.node.gpu_values import ci_step, gi_step, mode_step
+from tests.rigs.node.nvml_rig import OFF, ON, Boot, NvmlRig, end_steps, plan_of
 
 CREATE = "nvmlDeviceCreateGpuInstance"
 CHANGES = sorted({*nvml_codes.CHANGES, CREATE})

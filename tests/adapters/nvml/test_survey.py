@@ -23,7 +23,7 @@ from mig_manager.core.files import json_text
 from mig_manager.sandbox.driver import states
 from testkit import nvml_faults
 from tests.adapters.nvml import alterations
-from tests.rigs.node import nvml_rig
+from tests.rigs.node import gpu_values, nvml_rig
 from tests.rigs.node.nvml_rig import booted
 
 ADAPTER = pathlib.Path(survey.__file__).parent
@@ -46,8 +46,8 @@ def rig(tmp_path: pathlib.Path) -> Iterator[nvml_rig.NvmlRig]:
 
 def _filling(gpu: model.Gpu) -> Iterator[steps.Step]:
     row = max(gpu.profiles or (), key=lambda each: each.profile.gpu_slices)
-    created = nvml_rig.gi_step(gpu, str(row.profile))
-    yield from (created, nvml_rig.ci_step(created, str(row.profile)))
+    created = gpu_values.gi_step(gpu, str(row.profile))
+    yield from (created, gpu_values.ci_step(created, str(row.profile)))
 
 
 @pytest.mark.slow
@@ -60,7 +60,7 @@ def test_the_survey_finds_no_difference_on_a_simulated_product(
     with booted(tmp_path / "node", "+".join(keys)) as rig:
         gpus = [gpu for gpu in rig.gpus.observe() if gpu.is_mig_capable]
         if mode is model.MigMode.ENABLED:
-            rig.execute(*(nvml_rig.mode_step(gpu, mode) for gpu in gpus))
+            rig.execute(*(gpu_values.mode_step(gpu, mode) for gpu in gpus))
             rig.execute(*(step for gpu in gpus for step in _filling(gpu)))
         answer = report()
 

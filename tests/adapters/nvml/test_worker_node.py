@@ -16,7 +16,7 @@ from mig_manager.core import model, steps
 from mig_manager.sandbox.driver import simulated_worker
 from testkit import nvml_faults
 from tests.rigs.host import proc_tree, processes
-from tests.rigs.node import nvml_rig
+from tests.rigs.node import gpu_values, nvml_rig
 
 pytestmark = pytest.mark.usefixtures("leaves_nothing_behind")
 
@@ -59,7 +59,7 @@ with_one_gpu = pytest.mark.parametrize("spec", ["a100-sxm4-40gb"], ids=["one GPU
 
 
 def switch_on(gpu: model.Gpu) -> steps.Plan:
-    return nvml_rig.plan_of([gpu], nvml_rig.mode_step(gpu, nvml_rig.ON))
+    return nvml_rig.plan_of([gpu], gpu_values.mode_step(gpu, nvml_rig.ON))
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ from mig_manager.core import model, steps
 from mig_manager.core.objects import well_known
 from mig_manager.core.records import journals, run_status
 from mig_manager.reasons import Reason
-from tests.rigs.node import agents, driver_rules, ends, fakes, gpu_values, node_rig, nodes, strikes
+from tests.rigs.node import agents, ends, fakes, gpu_values, node_rig, nodes, strikes
 
 
 def cut_in_half() -> tuple[node_rig.NodeRig, tuple[model.Gpu, ...]]:
@@ -21,19 +21,6 @@ def cut_in_half() -> tuple[node_rig.NodeRig, tuple[model.Gpu, ...]]:
     rig.forget_past()
     rig.host.refreshes = 0
     return rig, before
-
-
-def add_instance(
-    rig: node_rig.NodeRig, spec: model.GpuInstanceProfile, place: model.Placement
-) -> None:
-    """Let another program create a GPU instance on GPU 0."""
-    step = steps.CreateGpuInstance(
-        gpu_uuid=rig.gpus[0].uuid,
-        profile=spec.profile,
-        profile_id=spec.profile_id,
-        placement=place,
-    )
-    rig.gpus = (driver_rules.execute(rig.gpus[0], [step]), *rig.gpus[1:])
 
 
 def test_an_interrupted_change_is_undone_only_under_the_lock() -> None:
@@ -54,18 +41,7 @@ def test_an_interrupted_change_is_undone_only_under_the_lock() -> None:
 
 def test_instance_that_the_interrupted_change_did_not_create_stays() -> None:
     rig, before = cut_in_half()
-    spec = next(p for p in rig.gpus[0].profiles or () if str(p.profile) == "2g.10gb")
-    had = [gi.placement for gi in (*before[0].gpu_instances, *rig.gpus[0].gpu_instances)]
-    place = next(
-        free
-        for free in spec.placements
-        if free not in had
-        and not any(
-            gi.placement.start < free.end and free.start < gi.placement.end
-            for gi in rig.gpus[0].gpu_instances
-        )
-    )
-    add_instance(rig, spec, place)
+    place = nodes.add_foreign_instance(rig, "2g.10gb", 4)
     successor = agents.start(rig, None)
 
     assert place in {gi.placement for gi in rig.gpus[0].gpu_instances}
@@ -95,9 +71,7 @@ def test_instance_created_after_a_refused_rollback_stays() -> None:
     successor = agents.start(rig, None)
     assert successor.restore_without_request()
     del rig.pods[uid]
-    place = model.Placement(1, 1)
-    spec = next(p for p in rig.gpus[0].profiles or () if p.profile == created.profile)
-    add_instance(rig, spec, place)
+    place = nodes.add_foreign_instance(rig, "1g.5gb", 1)
 
     assert successor.restore_without_request()
 

@@ -126,3 +126,39 @@ def execute(gpus: tuple[model.Gpu, ...], plan: steps.Plan) -> tuple[model.Gpu, .
             driver_rules.execute(g, [step]) if g.uuid == step.gpu_uuid else g for g in gpus
         )
     return gpus
+
+
+def mode_step(gpu: model.Gpu, mode: model.MigMode) -> steps.SetMode:
+    return steps.SetMode(gpu_uuid=gpu.uuid, mode=mode, needs_reset=gpu.mode_change_needs_reset)
+
+
+def gi_step(gpu: model.Gpu, name: str, start: int | None = None) -> steps.CreateGpuInstance:
+    """Create a GPU instance at a start, or at the first placement that is free."""
+    row = _profile_of(gpu, name)
+    occupied = [instance.placement for instance in gpu.gpu_instances]
+    placement = next(
+        place
+        for place in row.placements
+        if (place.start == start if start is not None else not any(map(place.overlaps, occupied)))
+    )
+    return steps.CreateGpuInstance(
+        gpu_uuid=gpu.uuid, profile=row.profile, profile_id=row.profile_id, placement=placement
+    )
+
+
+def ci_step(
+    created: steps.CreateGpuInstance, name: str, start: int = 0
+) -> steps.CreateComputeInstance:
+    profile = profile_name.parse(name)
+    return steps.CreateComputeInstance(
+        gpu_uuid=created.gpu_uuid,
+        gpu_instance_placement=created.placement,
+        profile=profile,
+        placement=model.Placement(start, profile.compute_slices),
+    )
+
+
+def _profile_of(gpu: model.Gpu, name: str) -> model.GpuInstanceProfile:
+    """Find a GPU-instance profile by the name of it or of a part of it."""
+    profile = profile_name.parse(name).gpu_instance
+    return next(row for row in gpu.profiles or () if row.profile == profile)

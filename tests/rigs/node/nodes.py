@@ -4,11 +4,12 @@ import functools
 from typing import Any
 
 from mig_manager.agent import outcomes
+from mig_manager.core import model
 from mig_manager.core.node import policies
 from mig_manager.core.node.devices import claims
 from mig_manager.core.objects import well_known
 from tests.rigs import layout_table
-from tests.rigs.node import agents, gpu_values, moments, node_rig, samples
+from tests.rigs.node import agents, driver_rules, gpu_values, moments, node_rig, samples
 
 
 def node(*, layout: str | None = None, label_managed: bool = True) -> node_rig.NodeRig:
@@ -110,6 +111,14 @@ hooks:
 def add_hooks(rig: node_rig.NodeRig) -> node_rig.NodeRig:
     rig.hooks.text = HOOKS
     return rig
+
+
+def add_foreign_instance(rig: node_rig.NodeRig, profile: str, start: int) -> model.Placement:
+    """Create a GPU instance on GPU 0, as another program does; return its placement."""
+    first, *others = rig.gpus
+    create = gpu_values.gi_step(first, profile, start)
+    rig.gpus = (driver_rules.execute(first, [create]), *others)
+    return create.placement
 
 
 def add_pod_on_foreign_instances(

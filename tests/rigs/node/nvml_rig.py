@@ -15,10 +15,10 @@ import pytest
 from mig_manager import errors
 from mig_manager.adapters.nvml import nvml_gpus
 from mig_manager.catalogue import hardware
-from mig_manager.core import model, profile_name, steps
+from mig_manager.core import model, steps
 from mig_manager.sandbox.driver import simulated_nvml, state_file, states
 from testkit import nvml_faults
-from tests.rigs.node import fakes
+from tests.rigs.node import fakes, gpu_values
 
 ON = model.MigMode.ENABLED
 OFF = model.MigMode.DISABLED
@@ -48,15 +48,15 @@ class NvmlRig:
         self.gpus.execute(plan_of(self.gpus.observe(), *ordered))
 
     def enable(self, index: int = 0) -> model.Gpu:
-        self.execute(mode_step(self.observe(index), ON))
+        self.execute(gpu_values.mode_step(self.observe(index), ON))
         return self.observe(index)
 
     def fill(self, *names: str, index: int = 0) -> model.Gpu:
         """Switch MIG on and create GPU instances, each with one compute instance, in order."""
         for name in names:
             gpu = self.enable(index)
-            create = gi_step(gpu, name)
-            self.execute(create, ci_step(create, name))
+            create = gpu_values.gi_step(gpu, name)
+            self.execute(create, gpu_values.ci_step(create, name))
         return self.observe(index)
 
     def refusal(self, *ordered: steps.Step) -> errors.HardwareError:
@@ -122,42 +122,6 @@ def plan_of(gpus: Sequence[model.Gpu], *ordered: steps.Step) -> steps.Plan:
     return steps.Plan(gpus=tuple(plan for plan in plans if plan.steps))
 
 
-def _profile_of(gpu: model.Gpu, name: str) -> model.GpuInstanceProfile:
-    """Find a GPU-instance profile by the name of it or of a part of it."""
-    profile = profile_name.parse(name).gpu_instance
-    return next(row for row in gpu.profiles or () if row.profile == profile)
-
-
-def mode_step(gpu: model.Gpu, mode: model.MigMode) -> steps.SetMode:
-    return steps.SetMode(gpu_uuid=gpu.uuid, mode=mode, needs_reset=gpu.mode_change_needs_reset)
-
-
-def gi_step(gpu: model.Gpu, name: str, start: int | None = None) -> steps.CreateGpuInstance:
-    """Create a GPU instance at a start, or at the first placement that is free."""
-    row = _profile_of(gpu, name)
-    occupied = [instance.placement for instance in gpu.gpu_instances]
-    placement = next(
-        place
-        for place in row.placements
-        if (place.start == start if start is not None else not any(map(place.overlaps, occupied)))
-    )
-    return steps.CreateGpuInstance(
-        gpu_uuid=gpu.uuid, profile=row.profile, profile_id=row.profile_id, placement=placement
-    )
-
-
-def ci_step(
-    created: steps.CreateGpuInstance, name: str, start: int = 0
-) -> steps.CreateComputeInstance:
-    profile = profile_name.parse(name)
-    return steps.CreateComputeInstance(
-        gpu_uuid=created.gpu_uuid,
-        gpu_instance_placement=created.placement,
-        profile=profile,
-        placement=model.Placement(start, profile.compute_slices),
-    )
-
-
 def end_steps(gpu: model.Gpu) -> tuple[steps.Step, ...]:
     removals: list[steps.Step] = []
     for gi in gpu.gpu_instances:
@@ -185,17 +149,17 @@ def end_steps(gpu: model.Gpu) -> tuple[steps.Step, ...]:
 
 def everything(before: model.Gpu) -> steps.Plan:
     """Plan each kind of step: the instances of a GPU are replaced by two others."""
-    parted = gi_step(before, "3g.20gb", 0)
-    whole = gi_step(before, "2g.10gb", 4)
+    parted = gpu_values.gi_step(before, "3g.20gb", 0)
+    whole = gpu_values.gi_step(before, "2g.10gb", 4)
     return plan_of(
         [before],
         *end_steps(before),
-        mode_step(before, OFF),
-        mode_step(before, ON),
+        gpu_values.mode_step(before, OFF),
+        gpu_values.mode_step(before, ON),
         parted,
-        ci_step(parted, "1c.3g.20gb", 1),
+        gpu_values.ci_step(parted, "1c.3g.20gb", 1),
         whole,
-        ci_step(whole, "2g.10gb"),
+        gpu_values.ci_step(whole, "2g.10gb"),
     )
 
 
