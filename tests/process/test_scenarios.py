@@ -16,7 +16,6 @@ from tests.rigs.stage import agent_stage
 SPEC = "2xA100-SXM4-40GB"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("strategy", [strategies.Strategy.SINGLE, strategies.Strategy.NONE])
 def test_other_strategies_of_the_plugin_are_verified_as_well(
     strategy: strategies.Strategy,
@@ -65,7 +64,6 @@ def test_malformed_hooks_file_is_served_once_it_is_corrected(tmp_path: pathlib.P
         stage.assert_restored()
 
 
-@pytest.mark.slow
 def test_boot_restores_the_layout_that_an_agent_verified() -> None:
     with agent_stage.AgentStage("1xH100-SXM5-80GB+1xA30") as stage:
         stage.apply_layout("all-balanced")
