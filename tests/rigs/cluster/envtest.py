@@ -145,6 +145,12 @@ class EnvtestServer(Programs):
         self._api: subprocess.Popen[bytes] | None = None
 
     @property
+    def pid(self) -> int:
+        """The process of kube-apiserver, while it runs."""
+        assert self._api is not None
+        return self._api.pid
+
+    @property
     def url(self) -> str:
         return f"https://127.0.0.1:{self._port}"
 
