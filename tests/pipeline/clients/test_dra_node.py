@@ -364,7 +364,7 @@ def test_another_config_of_the_plugin_does_not_restart_the_driver() -> None:
         well_known.PLUGIN_CONFIG_LABEL: "whole",
     }
     rig.advance()
-    rig.policy = policies.Policy(plugin_configs=(("all-1g.5gb", "sliced"),))
+    rig.owner.policy = policies.Policy(plugin_configs=(("all-1g.5gb", "sliced"),))
     driver_uids = starts(rig)
     assert agents.run(rig, "all-1g.5gb").state is run_status.State.SUCCESS
     assert rig.node_object.labels[well_known.PLUGIN_CONFIG_LABEL] == "sliced"

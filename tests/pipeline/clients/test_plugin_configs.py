@@ -52,7 +52,7 @@ def test_the_first_plugin_config_is_restored_after_an_upgrade_with_another() -> 
         lambda: rig.node_object.labels[well_known.PLUGIN_CONFIG_LABEL] == "sliced",
         lambda rig: agents.run(rig, "one-slice-changed"),
     )
-    rig.policy = policies.Policy(plugin_configs=(("one-slice-changed", "halved"),))
+    rig.owner.policy = policies.Policy(plugin_configs=(("one-slice-changed", "halved"),))
 
     assert agents.resume(rig, "one-slice-changed").reason is Reason.PLUGIN_NOT_READY
 
@@ -75,7 +75,7 @@ def test_plugin_config_of_another_program_is_not_overwritten() -> None:
 
 def test_active_layout_gets_its_plugin_config_without_gpu_changes() -> None:
     rig = nodes.node(layout="one-slice-changed")
-    rig.policy = policies.Policy(plugin_configs=(("*", "sliced"),))
+    rig.owner.policy = policies.Policy(plugin_configs=(("*", "sliced"),))
     (old_plugin,) = rig.pods
 
     ends.run_to(rig, "one-slice-changed", Reason.ALREADY_APPLIED)

@@ -37,7 +37,9 @@ def new_drain(
         affected=None if limits.policy.drain is policies.DrainPolicy.NODE else affected,
         rights=drain_scope.WaitOnly("none") if is_passive else drain_scope.Evict(),
     )
-    attempt = agents.new_attempt(rig, limits, request or fakes.FakeRequest(rig.clock), **overrides)
+    attempt = agents.new_attempt(
+        rig, "one-slice-changed", limits, request or fakes.FakeRequest(rig.clock), **overrides
+    )
     return drain.Drain.start_or_continue(attempt, scope)
 
 

@@ -243,7 +243,7 @@ def _add_mirror(rig: node_rig.NodeRig, device: str) -> None:
 
 
 def _add_daemon(rig: node_rig.NodeRig, device: str) -> None:
-    rig.extra_clients = nodes.EXTRA_CLIENTS
+    rig.owner.extra_clients = nodes.EXTRA_CLIENTS
     labels = {"app": "watcher"}
     rig.pods.add("watcher", devices=frozenset({device}), labels=labels, owner_kind="DaemonSet")
 

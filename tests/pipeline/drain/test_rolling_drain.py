@@ -83,7 +83,7 @@ def test_pods_that_tolerate_the_taint_are_evicted_once_more(kind: str, budget: i
     devices = sorted(rig.gpus[0].mig_uuids)
     before = rig.gpus
     rig.disruptions.budgets.append(cluster_parts.Budget("web", "web", len(devices), budget))
-    rig.policy = policies.Policy(is_forced=not budget)
+    rig.owner.policy = policies.Policy(is_forced=not budget)
     restart_always(rig, "web", (frozenset({device}) for device in devices), kind=kind)
 
     outcome = try_once(rig, agents.new_agent(rig, layouts=CONFIG))
@@ -112,7 +112,7 @@ def test_a_later_attempt_remembers_the_pods_that_return() -> None:
 
 def test_strategy_whole_evicts_no_pod_for_a_partial_budget() -> None:
     rig, serving = node_with(room_elsewhere=4)
-    rig.policy = policies.Policy(strategy=policies.DrainStrategy.WHOLE)
+    rig.owner.policy = policies.Policy(strategy=policies.DrainStrategy.WHOLE)
 
     outcome = try_once(rig)
 
@@ -125,7 +125,7 @@ def test_strategy_whole_evicts_no_pod_for_a_partial_budget() -> None:
 
 def test_strategy_whole_evicts_no_late_pod_for_a_partial_budget() -> None:
     rig = nodes.node(layout="all-1g.5gb")
-    rig.policy = policies.Policy(strategy=policies.DrainStrategy.WHOLE)
+    rig.owner.policy = policies.Policy(strategy=policies.DrainStrategy.WHOLE)
     first, *devices = rig.gpus[0].mig_uuids
     rig.pods.add("early", devices=frozenset({first}))
     late: list[Deployment] = []

@@ -67,7 +67,7 @@ def test_a_silent_kubelet_is_not_waited_for_where_all_devices_go(
     layout: str, drain: policies.DrainPolicy
 ) -> None:
     rig = nodes.busy_node()
-    rig.policy = policies.Policy(drain=drain)
+    rig.owner.policy = policies.Policy(drain=drain)
     # It answers again when its devices are verified.
     rig.callbacks.add(
         moments.Call, lambda: setattr(rig.kubelet, "is_silent", "gpus.execute" not in rig.log)

@@ -222,7 +222,7 @@ def test_another_layout_does_not_start_a_run_on_a_machine_that_goes_down() -> No
 
 def test_a_reboot_evicts_none_of_the_owners_extra_clients() -> None:
     rig = nodes.rebooting_node()
-    rig.extra_clients = "version: v1\nclients:\n- labels: {app: watcher}\n"
+    rig.owner.extra_clients = "version: v1\nclients:\n- labels: {app: watcher}\n"
 
     def restart() -> None:
         # It tolerates every taint.
@@ -471,7 +471,7 @@ def test_no_pod_is_evicted_to_reboot_for_an_already_active_layout() -> None:
 
 def test_policy_none_forbids_a_reboot() -> None:
     rig = nodes.rebooting_node()
-    rig.policy = policies.Policy(drain=policies.DrainPolicy.NONE)
+    rig.owner.policy = policies.Policy(drain=policies.DrainPolicy.NONE)
 
     ends.run_to(rig, "all-1g.5gb", Reason.RESET_REQUIRED)
     assert rig.host.reboots == 0

@@ -238,7 +238,7 @@ def test_a_rollback_keeps_a_device_that_a_pod_gets_while_services_stop() -> None
 
 def test_a_rollback_of_a_later_run_pauses_the_owners_extra_clients() -> None:
     rig, before, new_device = after_partial_rollback()
-    rig.extra_clients = EXTRA_CLIENTS
+    rig.owner.extra_clients = EXTRA_CLIENTS
     uid = rig.pods.add(
         "watcher",
         devices=frozenset({new_device}),
@@ -282,7 +282,7 @@ def test_a_rollback_waits_for_a_kubelet_that_has_just_started() -> None:
 
 def test_a_rollback_runs_although_the_list_of_extra_clients_is_invalid() -> None:
     rig, before, _ = after_partial_rollback()
-    rig.extra_clients = "version: v1\nclients:\n- labels: {}\n"
+    rig.owner.extra_clients = "version: v1\nclients:\n- labels: {}\n"
 
     assert not agents.undo(rig)
 

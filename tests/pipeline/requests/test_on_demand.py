@@ -66,7 +66,7 @@ def test_on_demand_an_affected_pod_ends_the_run_under_any_policy(
     drain: policies.DrainPolicy,
 ) -> None:
     rig = nodes.busy_node()
-    rig.policy = policies.Policy(drain=drain, is_forced=True)
+    rig.owner.policy = policies.Policy(drain=drain, is_forced=True)
 
     request_to_refusal(rig, "default/affected")
 

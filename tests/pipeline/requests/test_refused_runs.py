@@ -137,13 +137,13 @@ CASES: dict[str, tuple[Make, dict[str, Any], Reason, tuple[str, ...]]] = {
         ("default/affected (budget 'pdb-a'", "default/spared (waits for the others)"),
     ),
     "drain policy none": (
-        with_fields(policy=policies.Policy(drain=policies.DrainPolicy.NONE)),
+        with_fields(owner=parts.Owner(policy=policies.Policy(drain=policies.DrainPolicy.NONE))),
         {},
         Reason.DRAIN_TIMEOUT,
         ("default/affected (--drain-policy none evicts no pod)",),
     ),
     "client table": (
-        with_fields(extra_clients="version: v1\nclients:\n- labels: {}\n"),
+        with_fields(owner=parts.Owner(extra_clients="version: v1\nclients:\n- labels: {}\n")),
         {},
         Reason.INVALID_CONFIG,
         ("test.yaml:3:11: labels must be",),
@@ -245,7 +245,7 @@ def test_refused_run_changes_nothing(case: str) -> None:
     assert rig.node_object.labels == {**labels, well_known.STATE_LABEL: "failed"}
     assert (rig.gpus, rig.driver.executed_steps, rig.hooks.commands) == (gpus, [], [])
     assert {"workloads.evict", "workloads.delete"}.isdisjoint(rig.log)
-    may_evict = rig.policy.drain is not policies.DrainPolicy.NONE
+    may_evict = rig.owner.policy.drain is not policies.DrainPolicy.NONE
     assert may_evict or "workloads.can_evict" not in rig.log
     assert is_late or rig.pods == pods
     assert reason.remedy in rig.node_object.status["message"]
@@ -253,7 +253,7 @@ def test_refused_run_changes_nothing(case: str) -> None:
 
 
 def configure_mixed(rig: node_rig.NodeRig) -> None:
-    rig.policy = policies.Policy(plugin_configs=(("all-balanced", "mixed"),))
+    rig.owner.policy = policies.Policy(plugin_configs=(("all-balanced", "mixed"),))
 
 
 def remove_plugin(rig: node_rig.NodeRig) -> None:

@@ -79,7 +79,7 @@ def test_an_extra_client_does_not_block_the_healing_of_drift() -> None:
     uid = rig.pods.uid_of("foreign")
     labels, owner = {"app": "watcher"}, "DaemonSet"
     rig.pods.change(uid, labels=labels, owner_kind=owner)
-    rig.extra_clients = nodes.EXTRA_CLIENTS
+    rig.owner.extra_clients = nodes.EXTRA_CLIENTS
 
     assert agent.check_drift("all-balanced", outcome) is actions.Action.HEAL
     ends.run_to(rig, "all-balanced", Reason.APPLIED, by=agent, is_heal=True)

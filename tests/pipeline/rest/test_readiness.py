@@ -16,7 +16,7 @@ OTHER = "dedicated"
 def new_node(layout: str | None = None) -> node_rig.NodeRig:
     """Return a node that has just joined, with the owner's taints."""
     rig = nodes.node(layout=layout)
-    rig.policy = policies.Policy(startup_taints=frozenset({STARTUP}))
+    rig.owner.policy = policies.Policy(startup_taints=frozenset({STARTUP}))
     rig.node_object.taints = {STARTUP, OTHER}
     rig.node_object.ready_condition, rig.node_object.ready_reasons = None, []
     return rig

@@ -64,7 +64,9 @@ def _dependencies(rig: node_rig.NodeRig, layouts: str = CONFIG) -> ports.Depende
         configs=fakes.FakeConfig(layouts),
         clock=rig.clock,
         extra_clients=lambda: (
-            client_table.parse(rig.extra_clients, source="test.yaml") if rig.extra_clients else ()
+            client_table.parse(rig.owner.extra_clients, source="test.yaml")
+            if rig.owner.extra_clients
+            else ()
         ),
         lock=fakes.FakeLock(),
         pod_watch=fakes.FakePodWatch(),
@@ -85,6 +87,7 @@ def _dependencies(rig: node_rig.NodeRig, layouts: str = CONFIG) -> ports.Depende
 
 def new_attempt(
     rig: node_rig.NodeRig,
+    layout: str,
     limits: agent_settings.Limits,
     cancel: ports.Cancellation,
     **overrides: Any,
@@ -93,7 +96,7 @@ def new_attempt(
     deps = dataclasses.replace(_dependencies(rig), **overrides)
     publisher = publish.Publisher(deps.node, deps.host_copy_file)
     context = node_context.NodeContext(deps=deps, limits=limits, publisher=publisher)
-    request = layout_request.Request(config="one-slice-changed")
+    request = layout_request.Request(config=layout)
     series = attempt_series.AttemptSeries(context, lambda _gpus: None)
     with series.start_attempt(request, cancel) as attempt:
         return attempt
@@ -170,7 +173,7 @@ def new_agent(
         agent_settings.Limits(
             heals_drift=heals_drift,
             is_lenient=is_lenient,
-            policy=rig.policy,
+            policy=rig.owner.policy,
             **({**TIMEOUTS, **(limits or {})}),
         ),
     )

@@ -89,7 +89,7 @@ def unrestored_on(
     owner = rig.owner
     view = fake_cluster.FakeNode(rig).latest(is_at_rest=True)
     journal = journals.parse_or_none(view.annotations.get(well_known.JOURNAL_ANNOTATION))
-    configs = dict(rig.policy.plugin_configs)
+    configs = dict(rig.owner.policy.plugin_configs)
     applied = rig.node_object.labels.get(well_known.APPLIED_LABEL, "")
     config = rig.node_object.labels.get(well_known.PLUGIN_CONFIG_LABEL)
     expected_config = configs.get(applied, configs.get("*", owner.plugin_config))

@@ -72,7 +72,7 @@ class LocalRig(node_rig.NodeRig):
 
     @property
     def local_journal(self) -> journals.Journal:
-        """The open journal in the file of the command line, which ``node`` does not have."""
+        """The open journal in the file of the command line."""
         return journals.Journal.from_json(self.journal.text or "")
 
     @property

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from typing import Self, TypeVar
 
 from mig_manager.core import model, steps
-from mig_manager.core.node import policies
 from mig_manager.core.node.daemons import clients
 from mig_manager.core.node.devices import claims as dra
 from mig_manager.core.objects import well_known
@@ -28,8 +27,6 @@ class NodeRig:
 
     gpus: tuple[model.Gpu, ...]
     clock: fakes.FakeClock = dataclasses.field(default_factory=fakes.FakeClock)
-    policy: policies.Policy = dataclasses.field(default_factory=policies.Policy)
-    extra_clients: str = ""  # the owner's file of GPU clients; empty: none is configured
 
     # -- its parts ----------------------------------------------------------------------------
 
@@ -53,7 +50,7 @@ class NodeRig:
     verified_layout_file: FakeKeptFile = dataclasses.field(default_factory=FakeKeptFile)
     host_copy_file: FakeKeptFile = dataclasses.field(default_factory=FakeKeptFile)
 
-    # -- the calls of ports -------------------------------------------------------------------
+    # -- what is planned for calls, and what they were ----------------------------------------
 
     log: list[str] = dataclasses.field(default_factory=list)
     failures: moments.Plans[BaseException] = dataclasses.field(default_factory=moments.Plans)

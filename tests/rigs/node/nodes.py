@@ -134,14 +134,14 @@ def guarded_node() -> node_rig.NodeRig:
     """A budget protects the affected pod, and the policy allows force."""
     rig = busy_node()
     rig.disruptions.refusals["affected"] = "budget 'pdb-a' allows no disruption"
-    rig.policy = policies.Policy(is_forced=True)
+    rig.owner.policy = policies.Policy(is_forced=True)
     return rig
 
 
 def node_without_evictions() -> node_rig.NodeRig:
     """No pod may be evicted; the affected pod finishes after a while."""
     rig = busy_node()
-    rig.policy = policies.Policy(drain=policies.DrainPolicy.NONE)
+    rig.owner.policy = policies.Policy(drain=policies.DrainPolicy.NONE)
     affected = rig.pods.uid_of("affected")
 
     def finish() -> None:
@@ -164,7 +164,7 @@ def starting_node() -> node_rig.NodeRig:
 def node_with_whole_node_drain() -> node_rig.NodeRig:
     """The policy drains all pods that use a GPU, affected or not."""
     rig = busy_node()
-    rig.policy = policies.Policy(drain=policies.DrainPolicy.NODE)
+    rig.owner.policy = policies.Policy(drain=policies.DrainPolicy.NODE)
     return rig
 
 
@@ -200,7 +200,7 @@ SAMPLER = well_known.DEPLOY_LABEL_PREFIX + "sampler"
 def node_with_extra_clients() -> node_rig.NodeRig:
     """Extra GPU clients, one with a deploy label and one without."""
     rig = busy_node()
-    rig.extra_clients = EXTRA_CLIENTS
+    rig.owner.extra_clients = EXTRA_CLIENTS
     rig.node_object.labels[SAMPLER] = "true"
     rig.daemons.is_ready_by_label[SAMPLER] = True
     rig.daemons.without_label.add("watcher")
@@ -213,7 +213,7 @@ def sharing_node() -> node_rig.NodeRig:
     rig = busy_node()
     rig.node_object.labels[well_known.PLUGIN_CONFIG_LABEL] = rig.owner.plugin_config = "whole"
     others = [(name, "whole") for name in ("all-disabled", "all-1g.5gb")]
-    rig.policy = policies.Policy(plugin_configs=(*others, ("one-slice-changed", "sliced")))
+    rig.owner.policy = policies.Policy(plugin_configs=(*others, ("one-slice-changed", "sliced")))
     return rig
 
 

@@ -7,6 +7,7 @@ from typing import Any
 from mig_manager import errors
 from mig_manager.core import gpu_processes, model, steps
 from mig_manager.core.fleet import slots
+from mig_manager.core.node import policies
 from mig_manager.core.node.devices import claims
 from mig_manager.core.objects import pod_object
 
@@ -136,8 +137,10 @@ class Slots:
 
 @dataclasses.dataclass(slots=True)
 class Owner:
-    """What the node's owner wants, which every change restores."""
+    """What the node's owner decides, and what every change restores."""
 
+    policy: policies.Policy = dataclasses.field(default_factory=policies.Policy)
+    extra_clients: str = ""  # their file of GPU clients; empty: none is configured
     deploy_labels: dict[str, str] = dataclasses.field(default_factory=dict)
     """Those of the GPU clients; empty: whatever is set, unless it pauses one."""
     plugin_config: str | None = None  # for the layouts that the policy does not list
