@@ -273,6 +273,19 @@ def test_outdated_watch_does_not_end_the_wait_for_the_plugin(
     assert not any(plugins_at_steps)
 
 
+def test_a_watch_that_shows_the_old_plugin_is_not_confirmed_by_lists() -> None:
+    rig = nodes.node(layout="all-1g.5gb")
+    shown = tuple(rig.pods.values())
+    rig.pods.watched = lambda: shown
+    rig.plugin.is_broken = True
+    # The devices alone do not show that a new plugin is there.
+    rig.callbacks.add(moments.Wait, rig.register_devices)
+
+    ends.run_to(rig, "all-balanced", Reason.PLUGIN_NOT_READY)
+
+    assert rig.log.count("workloads.list") < 10
+
+
 def test_a_patch_that_failed_does_not_lose_the_gpus() -> None:
     rig = nodes.node()
     rig.failures.add("node.patch", strikes.BROKEN["node"], times=1)
