@@ -62,7 +62,7 @@ def test_phantom_devices_at_rest_are_removed_by_the_drift_check(resource: str) -
 
 def test_phantom_devices_that_the_agent_may_not_remove_are_reported_once() -> None:
     rig, agent, outcome = node_at_rest()
-    rig.failures.add("node.remove", FORBIDDEN)
+    rig.failures.add("node.remove_resources", FORBIDDEN)
 
     for _ in range(3):
         agent.check_drift("all-1g.5gb", outcome)
@@ -82,7 +82,7 @@ def test_phantom_devices_that_the_agent_may_not_remove_are_reported_once() -> No
 
 def test_phantom_devices_after_a_drift_that_is_over_are_reported() -> None:
     rig, agent, outcome = node_at_rest()
-    rig.failures.add("node.remove", FORBIDDEN)
+    rig.failures.add("node.remove_resources", FORBIDDEN)
     reasons = []
     for gpus in (rig.gpus, nodes.node(layout="all-balanced").gpus, rig.gpus, rig.gpus):
         rig.gpus = gpus
@@ -95,21 +95,21 @@ def test_phantom_devices_after_a_drift_that_is_over_are_reported() -> None:
 def test_phantom_devices_that_stay_end_the_proof_of_a_change_soon() -> None:
     rig = nodes.node()
     rig.kubelet.phantoms = {PHANTOM: 4}
-    rig.failures.add("node.remove", FORBIDDEN)
+    rig.failures.add("node.remove_resources", FORBIDDEN)
     agent = agents.new_agent(rig, limits={"plugin_timeout_s": 3000})
 
     ends.run_to(rig, "all-1g.5gb", Reason.PHANTOM_DEVICES, PHANTOM, by=agent)
 
     assert rig.clock.monotonic() < 300
     # Not as often as the proof asks.
-    assert rig.log.count("node.remove") < 6
+    assert rig.log.count("node.remove_resources") < 6
 
 
 @pytest.mark.parametrize("last", ["requested", "without a request"])
 def test_phantom_devices_are_counted_until_they_are_gone(last: str) -> None:
     counts = metrics.AgentMetrics(contact_age_s=lambda: 0.0)
     rig, agent, outcome = node_at_rest(telemetry=counts)
-    rig.failures.add("node.remove", FORBIDDEN)
+    rig.failures.add("node.remove_resources", FORBIDDEN)
     samples = []
     for is_last in (False, True):
         if is_last and last == "without a request":
@@ -124,7 +124,7 @@ def test_phantom_devices_are_counted_until_they_are_gone(last: str) -> None:
 
 def test_a_run_retries_after_a_person_removed_phantom_devices() -> None:
     rig, agent, _ = node_at_rest()
-    rig.failures.add("node.remove", FORBIDDEN)
+    rig.failures.add("node.remove_resources", FORBIDDEN)
     assert agents.run(rig, "all-1g.5gb", by=agent).should_retry
 
     rig.kubelet.phantoms.clear()
@@ -134,7 +134,7 @@ def test_a_run_retries_after_a_person_removed_phantom_devices() -> None:
 
 def test_an_agent_that_restarts_beside_phantom_devices_evicts_no_pod() -> None:
     rig, agent, outcome = node_at_rest()
-    rig.failures.add("node.remove", FORBIDDEN)
+    rig.failures.add("node.remove_resources", FORBIDDEN)
     agent.check_drift("all-1g.5gb", outcome)
     rig.gpus = nodes.node(layout="all-balanced").gpus
     rig.pods.add("worker", devices=frozenset(rig.gpus[0].mig_uuids))
@@ -175,7 +175,7 @@ def test_resources_of_others_and_of_the_gpus_stay(resource: str) -> None:
     agent.check_drift("all-1g.5gb", outcome)
 
     assert rig.kubelet.phantoms == {resource: 4}
-    assert "node.remove" not in rig.log
+    assert "node.remove_resources" not in rig.log
 
 
 def test_a_drift_check_without_phantoms_requests_nothing() -> None:

@@ -46,7 +46,7 @@ def test_first_layout_succeeds_with_every_device_schedulable(*, label_managed: b
 def test_devices_are_schedulable_before_kubelets_next_report(*, may_report: bool) -> None:
     rig = nodes.node()
     rig.kubelet.reports_from_s = 10.0
-    rig.failures.add_all({} if may_report else {"node.report": strikes.BROKEN["node"]})
+    rig.failures.add_all({} if may_report else {"node.report_devices": strikes.BROKEN["node"]})
 
     ends.run_to(rig, "all-1g.5gb", Reason.APPLIED)
 

@@ -85,16 +85,16 @@ class FakeNode(FakePort):
             self.patch(change)
 
     def withdraw_devices(self) -> None:
-        if self._succeeds("node.withdraw"):
+        if self._succeeds("node.withdraw_devices"):
             self._rig.kubelet.withdrawn = self._rig.kubelet.schedulable
             self._rig.kubelet.reported_devices = dict.fromkeys(self._rig.kubelet.schedulable, 0)
 
     def report_devices(self, counts: Mapping[str, int]) -> None:
-        if self._succeeds("node.report"):
+        if self._succeeds("node.report_devices"):
             self._rig.kubelet.reported_devices |= counts
 
     def remove_resources(self, names: Collection[str]) -> node_object.NodeView:
-        self._rig.record_call("node.remove")
+        self._rig.record_call("node.remove_resources")
         for name in names:
             self._rig.kubelet.phantoms.pop(name, None)
         return self._view()
@@ -105,6 +105,7 @@ class FakeNode(FakePort):
         view = self._view()
         for _ in range(_CONFLICTS):
             change = decide(view)
+            # As ``patch``: tests do not depend on which of the two writes labels and annotations.
             self._rig.record_call("node.patch")
             if self._view() == view:
                 return self._write(change)
@@ -143,7 +144,7 @@ class FakeNode(FakePort):
         present = node.recovery_condition if is_about_recovery else node.ready_condition
         entry = condition.entry(present, self._rig.clock.now_iso())
         self._unwritten[condition.type] = condition
-        if entry is not None and not self._succeeds("node.condition"):
+        if entry is not None and not self._succeeds("node.set_condition"):
             return
         del self._unwritten[condition.type]
         if entry is None:
