@@ -42,7 +42,7 @@ def gpus(name: str, *instances: Sequence[str]) -> model.ObservedGpus:
 
 
 def placements_in_use(
-    gpus: Iterable[model.Gpu], *instances: Sequence[str]
+    observed: Iterable[model.Gpu], *instances: Sequence[str]
 ) -> dict[str, frozenset[model.Placement]]:
     """Return the placements in use by UUID, from the same notation."""
     return {
@@ -51,13 +51,13 @@ def placements_in_use(
             for gi, text in zip(gpu.gpu_instances, texts, strict=True)
             if text.endswith("*")
         )
-        for gpu, texts in zip(gpus, instances, strict=True)
+        for gpu, texts in zip(observed, instances, strict=True)
     }
 
 
 def node_object(  # noqa: PLR0913 - each is something that a node can have
     name: str,
-    gpus: model.ObservedGpus,
+    observed: model.ObservedGpus,
     in_use: Mapping[str, Collection[model.Placement]] | None,
     *,
     labels: Mapping[str, str] | None = None,
@@ -67,8 +67,8 @@ def node_object(  # noqa: PLR0913 - each is something that a node can have
     is_ready: bool = True,
 ) -> dict[str, Any]:
     """Build a Node object of an agent at rest; without ``in_use`` it has not published it."""
-    counts = resources.counts(gpus)
-    published = api_objects.annotations_of_agent(gpus, in_use=in_use, at=NOW.isoformat())
+    counts = resources.counts(observed)
+    published = api_objects.annotations_of_agent(observed, in_use=in_use, at=NOW.isoformat())
     built = api_objects.a_node(
         name,
         {well_known.PARTITIONING_LABEL: well_known.ON_DEMAND, **(labels or {})},
@@ -203,21 +203,21 @@ def why(decision: decisions.PartitioningDecision) -> tuple[waiting.WaitReason, s
 
 
 def requested_gpus(
-    change: decisions.NodeChange, gpus: Sequence[model.Gpu]
+    change: decisions.NodeChange, observed: Sequence[model.Gpu]
 ) -> dict[str, model.DesiredGpu]:
     """Return what the text of a change asks of each GPU."""
     document = config.parse(change.layout, source="annotation")
     (layout,) = document.layouts.values()
-    return selection.select(layout, gpus)
+    return selection.select(layout, observed)
 
 
 def after(
-    change: decisions.NodeChange, gpus: Sequence[model.Gpu]
+    change: decisions.NodeChange, observed: Sequence[model.Gpu]
 ) -> tuple[tuple[model.Gpu, ...], frozenset[tuple[str, model.Placement]]]:
     """Return the GPUs after a change, and the instances that it destroys, by UUID."""
-    plan = planner.plan(gpus, requested_gpus(change, gpus))
+    plan = planner.plan(observed, requested_gpus(change, observed))
     steps_by_gpu = {each.gpu_uuid: each.steps for each in plan.gpus}
-    now = tuple(driver_rules.execute(gpu, steps_by_gpu.get(gpu.uuid, ())) for gpu in gpus)
+    now = tuple(driver_rules.execute(gpu, steps_by_gpu.get(gpu.uuid, ())) for gpu in observed)
     kept = {(gpu.uuid, gi.placement) for gpu in now for gi in gpu.gpu_instances}
-    gone = {(gpu.uuid, gi.placement) for gpu in gpus for gi in gpu.gpu_instances} - kept
+    gone = {(gpu.uuid, gi.placement) for gpu in observed for gi in gpu.gpu_instances} - kept
     return now, frozenset(gone)
