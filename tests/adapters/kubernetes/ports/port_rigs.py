@@ -105,7 +105,7 @@ class InMemory:
         """Have the API server fail at each request."""
         error = errors.ClusterError("broken", reason=reasons.Reason.API_UNAVAILABLE, status=500)
         calls = {
-            "node": "read patch withdraw report remove",
+            "node": "read patch withdraw_devices report_devices remove_resources",
             "workloads": "list evict can_evict budgets covered_by delete",
             "slices": "list withdraw",
         }
