@@ -45,14 +45,14 @@ def test_a_driver_that_its_label_keeps_away_is_named_with_the_label() -> None:
 
     def strike() -> None:
         if "workloads.evict" in rig.log:
-            rig.node_object.labels[claims.DEPLOY_LABEL] = "false"
+            nodes.write_deploy_label(rig, claims.DEPLOY_LABEL, "false")
 
     with rig.callbacks.adding(moments.Call, strike):
         for attempt in (1, 2):
             ends.run_to(rig, layout, Reason.IN_USE, remedy, by=agent, attempt=attempt)
         without_driver(rig)
         ends.run_to(rig, "all-disabled", Reason.PLUGIN_NOT_READY, remedy)
-    rig.node_object.labels[claims.DEPLOY_LABEL] = "true"
+    nodes.write_deploy_label(rig, claims.DEPLOY_LABEL, "true")
     for _ in ("the driver starts", "the monitors end"):
         rig.advance()
     ends.run_to(rig, layout, Reason.APPLIED, by=agent, attempt=3)

@@ -105,21 +105,20 @@ def test_a_monitor_that_ends_again_is_not_ready() -> None:
     assert "MonitorNotReady" in rig.node_object.events
 
 
-@pytest.mark.parametrize("labels", [{GFD: "false"}, {}])
-def test_a_monitor_that_is_switched_off_meanwhile_is_not_awaited(labels: dict[str, str]) -> None:
+@pytest.mark.parametrize("value", ["false", None])
+def test_a_monitor_that_is_switched_off_meanwhile_is_not_awaited(value: str | None) -> None:
     rig = monitored_node()
     rig.daemons.is_ready_by_label[GFD] = False
 
     def switch_off() -> None:
         if rig.node_object.status_messages[-1].startswith("resuming"):
-            rig.node_object.labels.pop(GFD, None)
-            rig.node_object.labels |= labels
+            nodes.write_deploy_label(rig, GFD, value)
 
     rig.callbacks.add(moments.Wait, switch_off)
 
     ends.run_to(rig, "one-slice-changed", Reason.APPLIED)
 
-    assert rig.node_object.labels.get(GFD) == labels.get(GFD)
+    assert rig.node_object.labels.get(GFD) == value
     assert "MonitorNotReady" not in rig.node_object.events
 
 

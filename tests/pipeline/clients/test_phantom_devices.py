@@ -147,7 +147,7 @@ def test_an_agent_that_restarts_beside_phantom_devices_evicts_no_pod() -> None:
 
 def test_phantom_devices_without_a_plugin_do_not_mean_a_lost_plugin() -> None:
     rig, agent, _ = node_at_rest()
-    rig.node_object.labels.pop(well_known.PLUGIN_DEPLOY_LABEL)
+    nodes.write_deploy_label(rig, well_known.PLUGIN_DEPLOY_LABEL, None)
     rig.pods.clear()
     rig.kubelet.schedulable = {}
 
@@ -159,7 +159,7 @@ def test_a_plugin_that_has_just_ended_is_awaited_beside_phantom_devices(
     others: dict[str, frozenset[str]],
 ) -> None:
     rig, agent, _ = node_at_rest()
-    rig.node_object.labels.pop(well_known.PLUGIN_DEPLOY_LABEL)
+    nodes.write_deploy_label(rig, well_known.PLUGIN_DEPLOY_LABEL, None)
     rig.pods.clear()
     rig.plugin.unhealthy = dict(rig.kubelet.schedulable)
     rig.kubelet.schedulable = {"nvidia.com/gpu": frozenset(), **others}

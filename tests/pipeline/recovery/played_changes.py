@@ -16,7 +16,7 @@ from tests.pipeline import agent_loop
 from tests.pipeline.recovery import node_keys
 from tests.pipeline.swept_changes import NodeChange
 from tests.rigs import layout_table
-from tests.rigs.node import agents, fakes, inboxes, moments, node_rig, strikes, unrestored
+from tests.rigs.node import agents, fakes, inboxes, moments, node_rig, strikes
 
 MAX_PAUSES = 16
 _WITHOUT_PARENTHESES = str.maketrans("", "", "()")  # they mark what has no compute instance yet
@@ -60,7 +60,6 @@ class PlayedChange:
         play.request(change.layout, change.custom)
         assert layout_table.devices_in_words(rig.gpus) == change.before
         play.pods = {uid: pod.name for uid, pod in rig.pods.items() if devices_of(rig, uid)}
-        rig.owner.deploy_labels = unrestored.deploy_labels(rig.node_object.labels)
         return play
 
     def fork(self) -> "PlayedChange":

@@ -5,7 +5,6 @@ import contextlib
 import pytest
 
 from mig_manager import errors, reasons
-from mig_manager.agent.pods import node_advertisers
 from mig_manager.core import steps
 from mig_manager.core.objects import well_known
 from mig_manager.core.records import run_status
@@ -26,7 +25,7 @@ def test_label_that_another_program_writes_keeps_its_value(*, ends_well: bool) -
 
     def upgrade_driver() -> None:
         if rig.node_object.labels[key] == well_known.PAUSED_VALUE:
-            rig.node_object.labels[key] = UPGRADING
+            nodes.write_deploy_label(rig, key, UPGRADING)
 
     rig.callbacks.add(moments.Wait, upgrade_driver)
 
@@ -102,6 +101,7 @@ def test_failing_api_does_not_block_the_rollback() -> None:
         with contextlib.suppress(errors.ClusterError):
             ends.run_to(rig, "one-slice-changed", reasons.Reason.INSUFFICIENT_RESOURCES)
             reported += 1
+        assert not rig.failures, index
         assert ends.is_as_before(rig, before), index
     assert reported > 2
 
@@ -130,8 +130,6 @@ def test_node_is_restored_after_any_failed_call_and_the_retry_ends_alike(name: s
         assert change.run(rig, agent).state.value == change.end.state, index
         ends.assert_restored(rig)
         assert kept <= rig.pods.keys(), index
-        for key in node_advertisers.DEPLOY_LABELS:
-            assert rig.node_object.labels.get(key) == before.node_object.labels.get(key)
         assert rig.pods.has_dra_driver is rig.dra_driver.is_installed, index
         assert bool(rig.pods.plugins) is not rig.dra_driver.is_installed, index
 
@@ -150,10 +148,12 @@ def test_api_outage_after_the_change_neither_fails_nor_rolls_back(name: str) -> 
         agent = change.agent(rig)
         rig.failures.add(index, strikes.BROKEN["node"])
         try:
-            change.run(rig, agent)
+            outcome = change.run(rig, agent)
         except errors.ClusterError:
             agent.recover(change.layout, change.custom)
-            assert change.run(rig, agent, attempt=2).state is run_status.State.SUCCESS, index
+            outcome = change.run(rig, agent, attempt=2)
+        assert not rig.failures, index
+        assert outcome.state is run_status.State.SUCCESS, index
         assert "failed" not in rig.node_object.states, index
         assert "restoring the previous instances" not in rig.node_object.status_messages, index
         ends.assert_restored(rig)
@@ -172,6 +172,7 @@ def test_an_agent_that_stops_after_an_outage_in_mid_change_ends_the_run(name: st
             change.run(rig, agent)
         except errors.ClusterError:
             struck += 1
+            assert not rig.failures, index
             agent.stop()
             assert rig.node_object.labels[well_known.STATE_LABEL] == "failed", index
             assert not rig.node_object.has_reconfiguring_taint, index
@@ -224,6 +225,8 @@ def test_a_patch_whose_answer_is_lost_leaves_nothing_behind(
             change.run(rig, agent)
         except errors.ClusterError:
             agent.recover(None)
+        assert not rig.failures, index
+        assert not rig.lost_answers, index
         ends.assert_restored(rig)
 
 

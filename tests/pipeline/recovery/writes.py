@@ -60,9 +60,8 @@ def _write_deploy_label(play: PlayedChange) -> None:
 
 
 def _disable_monitor(play: PlayedChange, value: str | None) -> None:
-    for labels in (play.rig.node_object.labels, play.rig.owner.deploy_labels):
-        if labels.pop(nodes.EXPORTER, None) and value:
-            labels[nodes.EXPORTER] = value
+    if nodes.EXPORTER in play.rig.node_object.labels:
+        nodes.write_deploy_label(play.rig, nodes.EXPORTER, value)
 
 
 def _cordon(play: PlayedChange) -> None:

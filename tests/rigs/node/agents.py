@@ -26,8 +26,9 @@ from mig_manager.agent.drift import actions
 from mig_manager.core import ports
 from mig_manager.core.layout import custom_layouts
 from mig_manager.core.node.daemons import client_table
+from mig_manager.core.objects import well_known
 from tests.rigs import layout_table
-from tests.rigs.node import fake_cluster, fake_host, fakes, node_rig
+from tests.rigs.node import fake_cluster, fake_host, fakes, node_rig, unrestored
 
 CONFIG = (
     layout_table.document(("all-disabled", "all-1g.5gb", "all-balanced", "one-slice-changed"))
@@ -55,6 +56,9 @@ TIMEOUTS = {
 def _dependencies(rig: node_rig.NodeRig, layouts: str = CONFIG) -> ports.Dependencies:
     """Return the dependencies of an agent on the node."""
     machine, gpus = fake_host.FakeHost(rig), fake_host.FakeGpus(rig)
+    labels = unrestored.deploy_labels(rig.node_object.labels)
+    if not rig.owner.deploy_labels and well_known.PAUSED_VALUE not in labels.values():
+        rig.owner.deploy_labels = labels
     return ports.Dependencies(
         gpus=gpus,
         node=fake_cluster.FakeNode(rig),

@@ -108,6 +108,14 @@ hooks:
 """
 
 
+def write_deploy_label(rig: node_rig.NodeRig, key: str, value: str | None) -> None:
+    """Have the owner or another program write a deploy label; None removes it."""
+    for labels in (rig.node_object.labels, rig.owner.deploy_labels):
+        labels.pop(key, None)
+        if value is not None:
+            labels[key] = value
+
+
 def add_hooks(rig: node_rig.NodeRig) -> node_rig.NodeRig:
     rig.hooks.text = HOOKS
     return rig

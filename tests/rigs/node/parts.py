@@ -142,7 +142,7 @@ class Owner:
     policy: policies.Policy = dataclasses.field(default_factory=policies.Policy)
     extra_clients: str = ""  # their file of GPU clients; empty: none is configured
     deploy_labels: dict[str, str] = dataclasses.field(default_factory=dict)
-    """Those of the GPU clients; empty: whatever is set, unless it pauses one."""
+    """Those of the GPU clients, as the first agent met them, if none was paused then."""
     plugin_config: str | None = None  # for the layouts that the policy does not list
     stopped_services: frozenset[str] = frozenset()
     is_cordoned: bool = False
