@@ -45,6 +45,8 @@ class Leader:
         self._clock = clock
         self._lease: lease.Lease | None = None
         """The Lease as last written, unless another replica has it."""
+        self._may_own = False
+        """Whether this replica wrote the Lease since it released it; an answer may be lost."""
         self._campaigned_s = -math.inf
 
     @property
@@ -79,10 +81,9 @@ class Leader:
 
     def release(self) -> None:
         """Let another replica take the Lease at once; it expires if that fails."""
-        if self._lease is None:
-            return
         self._lease = None
-        self._leases.release(self._find_own, self._duration_s)
+        if self._may_own:
+            self._may_own = not self._leases.release(self._find_own, self._duration_s)
 
     def _find_own(self) -> Iterable[lease.Lease]:
         last = self._leases.read(self.name)
@@ -98,4 +99,5 @@ class Leader:
             _log.info("leadership_taken", identity=self._identity, before=last.holder or None)
 
     def _renew(self, last: lease.Lease) -> lease.Lease | None:
+        self._may_own = True
         return self._leases.write(last, self._identity, self._duration_s)

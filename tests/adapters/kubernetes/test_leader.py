@@ -239,12 +239,17 @@ def test_a_failed_request_loses_no_lease_and_makes_no_second_holder(
         rig.server.delete(kinds.LEASES, obj["metadata"]["name"], NAMESPACE)
 
 
-def test_a_leader_releases_its_lease_after_a_renewal_without_an_answer(rig: LeaderRig) -> None:
+@pytest.mark.parametrize("write", ["create", "update"])
+def test_a_replica_releases_a_lease_that_it_wrote_without_an_answer(
+    rig: LeaderRig, write: str
+) -> None:
     first = rig.replica("a")
-    first.campaign()
-    rig.server.inject(apiserver.Fault(verb="update", status=403, is_carried_out=True))
+    rig.server.inject(apiserver.Fault(verb=write, status=403, is_carried_out=True))
     with structlog.testing.capture_logs():
-        rig.pass_time(RENEW_S, first)
+        first.campaign()
+        if write == "update":
+            rig.pass_time(RENEW_S, first)
+        assert rig.holder() == "a"
 
         first.release()
 
