@@ -74,8 +74,12 @@ class LeaseSlots:
     def check(self) -> None:
         with self._lock:
             last = self._lease if self._is_fresh else None
-            # A second agent of this node shares the slot, and may have released it.
-            if last is None or not (self._write(last) or self._take() is None):
+            try:
+                # A second agent of this node shares the slot, and may have released it.
+                is_kept = last is not None and (self._write(last) or self._take() is None)
+            except errors.ClusterError:
+                is_kept = self._is_fresh
+            if not is_kept:
                 raise errors.NotReadyError(
                     "the node has no slot for nodes under change, or renewed it last more than "
                     f"{_FRESH_S:g} s ago; nothing was touched",

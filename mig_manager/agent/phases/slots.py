@@ -72,7 +72,6 @@ def require(attempt: attempts.Attempt) -> None:
     """Check that the node has its slot, before anything that another node must not do meanwhile.
 
     Raises:
-        ClusterError: The API refused or does not answer.
         NotReadyError: SLOTS_TAKEN: it has none, or another node may take it soon.
     """
     if attempt.deps.slots is not None and not attempt.journal.node.blocks_workloads:

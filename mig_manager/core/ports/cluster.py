@@ -175,10 +175,9 @@ class Slots(Protocol):
         """
 
     def check(self) -> None:
-        """Renew the slot.
+        """Renew the slot if the API answers.
 
         Raises:
-            ClusterError: The API refused or does not answer.
             NotReadyError: SLOTS_TAKEN: another node has the slot, or may take it within 30
                 seconds.
         """

@@ -178,7 +178,7 @@ class Slot(lease_slots.LeaseSlots):
 
     @property
     def may_write(self) -> bool:
-        with contextlib.suppress(errors.ClusterError, errors.NotReadyError):
+        with contextlib.suppress(errors.NotReadyError):
             self.check()
             return True
         return False
