@@ -238,7 +238,7 @@ def test_a_bug_in_an_observation_fails_no_run(rig: node_rig.NodeRig) -> None:
 
     agent = on_demand(rig, processes=list_processes)
 
-    ends.run_to(rig, "all-balanced", reasons.Reason.APPLIED, by=agent)
+    ends.run_to(rig, "all-balanced", reasons.Reason.ALREADY_APPLIED, by=agent)
     assert well_known.CAPACITY_ANNOTATION not in rig.node_object.annotations
 
 
