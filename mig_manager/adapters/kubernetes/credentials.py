@@ -30,25 +30,57 @@ class Loader:
         self,
         configuration: kubernetes.client.configuration.Configuration,
         kubeconfig: str | None,
+        *,
+        slow_s: float = _SLOW_S,
     ) -> None:
+        """Load nothing yet; without a kubeconfig, our pod's service account is used."""
         self._configuration = configuration
         self._kubeconfig = kubeconfig
-        self._version: object = None
+        self._paths = kubeconfig.split(os.pathsep) if kubeconfig else ()
+        self._slow_s = slow_s
+        self._loaded: object = None  # the versions of the files when they were loaded
 
     def load(self) -> None:
-        """Load them; UsageError if there is no usable configuration."""
-        version = self._version_now
-        load(self._configuration, self._kubeconfig)
-        self._version = version
+        """Load the credentials.
+
+        Raises:
+            UsageError: There is no usable configuration.
+        """
+        versions = self._versions
+        try:
+            if self._kubeconfig is None:
+                kubernetes.config.incluster_config.load_incluster_config(self._configuration)  # type: ignore[no-untyped-call]
+            else:
+                with _failed_programs_raised(), logged_if_slow(self._slow_s):
+                    kube_config().load_kube_config(
+                        self._kubeconfig,
+                        client_configuration=self._configuration,
+                        persist_config=False,
+                    )
+        except Exception as error:  # noqa: BLE001 - a bad file makes the loader raise anything
+            where = (
+                f"kubeconfig {self._kubeconfig}"
+                if self._kubeconfig
+                else "no kubeconfig, and not in a pod of a cluster"
+            )
+            # As the loader looks for them; pathlib raises errors for impossible paths.
+            is_found = any(map(os.path.exists, map(os.path.expanduser, self._paths)))
+            why = "no such file" if self._paths and not is_found else _text(error)
+            raise errors.UsageError(
+                f"no credentials for a Kubernetes API: {where}: {why}",
+                remedy="Name a kubeconfig with --kubeconfig or KUBECONFIG.",
+            ) from None
+        self._configuration.no_proxy = _no_proxy(self._configuration.proxy)
+        self._loaded = versions
 
     @property
     def is_outdated(self) -> bool:
         """Whether the kubeconfig has changed since it was loaded."""
-        return self._version_now != self._version
+        return self._versions != self._loaded
 
     @property
-    def _version_now(self) -> object:
-        return [_version(path) for path in (self._kubeconfig or "").split(os.pathsep)]
+    def _versions(self) -> object:
+        return [_version(path) for path in self._paths]
 
 
 def _version(path: str) -> tuple[int, ...]:
@@ -57,42 +89,6 @@ def _version(path: str) -> tuple[int, ...]:
         status = pathlib.Path(path).expanduser().stat()
         return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
     return ()
-
-
-def load(
-    configuration: kubernetes.client.configuration.Configuration,
-    kubeconfig: str | None,
-    *,
-    slow_s: float = _SLOW_S,
-) -> None:
-    """Load them into a configuration, from a kubeconfig or our pod's service account.
-
-    Raises:
-        UsageError: There is no usable configuration.
-    """
-    try:
-        if kubeconfig is None:
-            kubernetes.config.incluster_config.load_incluster_config(configuration)  # type: ignore[no-untyped-call]
-        else:
-            with _failed_programs_raised(), logged_if_slow(slow_s):
-                kube_config().load_kube_config(
-                    kubeconfig, client_configuration=configuration, persist_config=False
-                )
-    except Exception as error:  # noqa: BLE001 - a bad file makes the loader raise anything
-        where = (
-            f"kubeconfig {kubeconfig}"
-            if kubeconfig
-            else "no kubeconfig, and not in a pod of a cluster"
-        )
-        paths = kubeconfig.split(os.pathsep) if kubeconfig else ()
-        # As the loader looks for them; pathlib raises errors for impossible paths.
-        is_missing = paths and not any(map(os.path.exists, map(os.path.expanduser, paths)))
-        why = "no such file" if is_missing else _text(error)
-        raise errors.UsageError(
-            f"no credentials for a Kubernetes API: {where}: {why}",
-            remedy="Name a kubeconfig with --kubeconfig or KUBECONFIG.",
-        ) from None
-    configuration.no_proxy = _no_proxy(configuration.proxy)
 
 
 def _no_proxy(proxy: str | None) -> str:

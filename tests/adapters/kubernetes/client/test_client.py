@@ -371,7 +371,7 @@ def test_a_slow_program_for_credentials_is_logged(tmp_path: pathlib.Path) -> Non
     configuration = api.Configuration()
 
     with structlog.testing.capture_logs() as logs:
-        credentials.load(configuration, path, slow_s=0.1)
+        credentials.Loader(configuration, path, slow_s=0.1).load()
 
     assert [each["event"] for each in logs] == ["credentials_awaited"]
     assert configuration.api_key["BearerToken"] == "Bearer late"
