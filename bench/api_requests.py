@@ -26,7 +26,7 @@ _AGENT_TOKEN = "sandbox"  # noqa: S105 - the embedded server takes any
 
 
 def main() -> None:
-    """Print the counts of each story and of the idle time."""
+    """Print the counts of each scenario and of the idle time."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--idle-s", type=float, default=600.0, help="seconds at rest")
     idle_s = parser.parse_args().idle_s
@@ -34,14 +34,14 @@ def main() -> None:
     text = process.packaged_config().read_text(encoding="utf-8")
     text += demo_layouts.render(gpus, config.parse(text, source="packaged"))
     for name in ("first-layout", "one-slice", "does-not-fit"):
-        story = scenarios.BY_NAME[name]
+        scenario = scenarios.BY_NAME[name]
         server = apiserver.ApiServer()
         with stages.Stage(_SPEC, text, latency=states.REALISTIC, server=server) as stage:
-            story.prepare(stage)
+            scenario.prepare(stage)
             server.log.clear()
-            checks = story.play(stage, story.layout(gpus), lambda _text: None)
+            checks = scenario.play(stage, scenario.layout(gpus), lambda _text: None)
             assert all(checks.values()), name  # noqa: S101 - else the figures are wrong
-            # The last request of a run follows the state that the story waits for.
+            # The last request of a run follows the state that the scenario waits for.
             stage.wait(functools.partial(_has_ended, stage.node), "the condition")
             _report(name, server.log.requests())
             if name == "does-not-fit":

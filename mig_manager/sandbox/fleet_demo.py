@@ -38,7 +38,7 @@ def run(
     style: bar.Style,
     is_live: bool,
 ) -> int:
-    """Play the story on ``count`` nodes, at least five; return 0 if all checks pass, else 1.
+    """Play the scenario on ``count`` nodes, at least five; return 0 if all checks pass, else 1.
 
     ``is_live`` shows the nodes all the time, and not only at the end.
 
@@ -62,7 +62,7 @@ def run(
     with ending.on_signals(stage.fail), stage:
         demo.publish_layouts(stage)
         with _NodeBoard(stage, say, style, is_live=is_live).shown() as board:
-            checks = _Story(stage, names, board).play()
+            checks = _FleetScenario(stage, names, board).play()
         say("\n".join(board.nodes()))
         demo.say_checks(checks, say=say, style=style)
         next_steps = _suggestions(options, count)
@@ -87,8 +87,8 @@ def _suggestions(options: demo.DemoOptions, count: int) -> Sequence[tuple[str, s
     )
 
 
-class _Story:
-    """The acts of the story, on running nodes."""
+class _FleetScenario:
+    """What people do on the running nodes, and what must come of it."""
 
     def __init__(self, stage: stages.Stage, names: Sequence[str], board: "_NodeBoard") -> None:
         self._stage = stage

@@ -1,6 +1,6 @@
 """Configure the log: one event a line, in the words of structlog.
 
-Many commands write remarks and log nothing, so only ``configure`` loads structlog.
+Many commands write remarks and log nothing: they do not load this module, or structlog.
 """
 
 import functools
