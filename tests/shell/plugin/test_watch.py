@@ -79,6 +79,9 @@ def test_view_shows_the_nodes_until_q(
         argv, columns=120, rows=500, environ=five_node_cluster.environment, module=_MODULE
     ) as session:
         session.read_until(rf"{pattern}[\s\S]*q quits")
+        session.type("q")
+
+        assert session.end() == 0
         assert ("WHAT" in session.shown) is has_history
 
 
