@@ -92,7 +92,7 @@ def test_no_device_can_be_allocated_once_the_last_users_were_sought(
     *, label_managed: bool
 ) -> None:
     rig = nodes.dra_node(label_managed=label_managed)
-    published = rig.note(lambda: published_uuids(rig), when=lambda: rig.log[-1] == "gpus.execute")
+    published = rig.note(lambda: published_uuids(rig), at="gpus.execute")
 
     ends.run_to(rig, "most-in-one", Reason.APPLIED, layouts=KEEP_ONE)
 

@@ -47,9 +47,7 @@ def test_no_pod_is_listed_for_a_change_that_destroys_nothing(
 def test_the_pause_that_a_server_requests_is_kept(rig: NodeRig) -> None:
     rig.disruptions.refusals["train"] = "disruption budget is being computed"
     rig.disruptions.retry_after_s = 6
-    asked_at_s = rig.note(
-        lambda: rig.clock.now_s, when=lambda: rig.log[-1] == "workloads.can_evict"
-    )
+    asked_at_s = rig.note(lambda: rig.clock.now_s, at="workloads.can_evict")
     drain_to_failure(rig, Reason.DRAIN_TIMEOUT, "is being computed")
 
     gaps = [later - sooner for sooner, later in itertools.pairwise(asked_at_s)]

@@ -215,10 +215,7 @@ def test_pods_without_a_controller_go_last(labels: dict[str, str]) -> None:
     first, *others = list(rig.gpus[0].mig_uuids)[:3]
     bare = rig.pods.add("bare", devices=frozenset({first}), labels=labels)
     Deployment(rig, others, room_elsewhere=4)
-    stays = rig.note(
-        lambda: not rig.pods[bare].is_terminating,
-        when=lambda: rig.log[-1] == "workloads.evict",
-    )
+    stays = rig.note(lambda: not rig.pods[bare].is_terminating, at="workloads.evict")
 
     assert try_once(rig).state is run_status.State.SUCCESS
 

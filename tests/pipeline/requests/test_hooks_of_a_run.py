@@ -19,7 +19,7 @@ def rig() -> node_rig.NodeRig:
 def test_hooks_run_at_their_points(rig: node_rig.NodeRig) -> None:
     status_and_taint = rig.note(
         lambda: (rig.node_object.status_messages[-1], rig.node_object.has_reconfiguring_taint),
-        when=lambda: rig.log[-1] == "hooks.run",
+        at="hooks.run",
     )
 
     ends.run_to(rig, "one-slice-changed", Reason.APPLIED)

@@ -320,7 +320,7 @@ def test_a_decision_to_evict_no_pod_is_published_before_anything_else() -> None:
     rig = idle_node()
     records = rig.note(
         lambda: rig.node_object.annotations.get(well_known.REQUEST_ANNOTATION),
-        when=lambda: rig.log[-1] == "gpus.observe",
+        at="gpus.observe",
     )
 
     request_custom(rig, ON_DEMAND)

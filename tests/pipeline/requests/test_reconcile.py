@@ -366,12 +366,9 @@ def test_pod_admitted_before_the_plugin_stops_is_evicted_too() -> None:
 
 def test_the_node_is_tainted_and_never_cordoned_before_any_pod_is_evicted() -> None:
     rig = nodes.busy_node()
-    closed: list[tuple[bool, bool]] = []
-    rig.callbacks.add(
-        moments.Wait,
-        lambda: closed.append(
-            (rig.node_object.has_reconfiguring_taint, rig.node_object.is_unschedulable)
-        ),
+    closed = rig.note(
+        lambda: (rig.node_object.has_reconfiguring_taint, rig.node_object.is_unschedulable),
+        at=moments.Wait,
     )
 
     agents.run(rig, "one-slice-changed")

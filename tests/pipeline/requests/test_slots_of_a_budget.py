@@ -65,7 +65,7 @@ def test_a_slot_is_taken_for_gpus_observed_under_the_lock(
     rig: node_rig.NodeRig, refusals: int
 ) -> None:
     lock = fakes.FakeLock(refusals=refusals)
-    is_locked = rig.note(lambda: lock.is_locked, when=lambda: rig.log[-1] == "gpus.observe")
+    is_locked = rig.note(lambda: lock.is_locked, at="gpus.observe")
 
     ends.run_to(rig, "one-slice-changed", Reason.APPLIED, by=agents.new_agent(rig, lock=lock))
 

@@ -44,9 +44,7 @@ def test_a_newer_request_need_not_wait_for_another_manager() -> None:
 
 def test_the_layout_for_the_next_boot_is_saved_only_under_the_lock() -> None:
     rig, other = nodes.node(), fakes.FakeLock()
-    saves = rig.note(
-        lambda: other.is_locked, when=lambda: rig.log[-1] == "verified_layout_file.save"
-    )
+    saves = rig.note(lambda: other.is_locked, at="verified_layout_file.save")
     rig.resets.are_available = False
     agent = agents.new_agent(rig, lock=other)
 
