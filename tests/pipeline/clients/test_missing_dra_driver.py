@@ -138,11 +138,7 @@ def test_claims_that_are_known_do_not_wait_for_outdated_slices() -> None:
 
 def test_a_drain_stays_closed_while_a_ready_driver_publishes_its_slices() -> None:
     rig = nodes.dra_node()
-    strikes.kill_when(
-        rig,
-        lambda: rig.log[-1] == "workloads.evict",
-        lambda rig: agents.run(rig, "all-disabled"),
-    )
+    strikes.kill_before(rig, "workloads.evict", "all-disabled")
     rig.dra_driver.slices = ()
     for uid, pod in rig.pods.items():
         if pod.claimed_ids:

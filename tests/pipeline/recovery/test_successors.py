@@ -119,11 +119,7 @@ def test_pauses_written_back_by_a_driver_manager_after_a_kill_are_resumed(
 def restore_all(rig: node_rig.NodeRig) -> None:
     """Put back what the node had when its GPUs were changed."""
     saved = nodes.node(layout="all-balanced")
-    strikes.kill_when(
-        saved,
-        lambda: saved.log[-1] == "gpus.execute",
-        lambda rig: agents.run(rig, "one-slice-changed"),
-    )
+    strikes.kill_before(saved, "gpus.execute", "one-slice-changed")
     rig.node_object.labels, rig.node_object.annotations = (
         saved.node_object.labels,
         saved.node_object.annotations,

@@ -141,11 +141,7 @@ def test_a_program_that_this_change_does_not_run_may_be_missing(rig: node_rig.No
 
 def kill_in_hook(rig: node_rig.NodeRig, number: int) -> None:
     """Kill the agent while the hook with this number runs."""
-    strikes.kill_when(
-        rig,
-        lambda: rig.log.count("hooks.run") == number,
-        lambda rig: agents.run(rig, "one-slice-changed"),
-    )
+    strikes.kill_before(rig, "hooks.run", "one-slice-changed", number=number)
 
 
 @pytest.mark.parametrize("number", [1, 2, 3])

@@ -21,7 +21,7 @@ def kill_before(
     number: int = 1,
     **options: Any,
 ) -> None:
-    """Apply a layout with an agent that is killed before a step of a kind, counted from 1."""
+    """Apply a layout with an agent that is killed before the n-th step or call of a kind."""
     rig.failures.add(kind, Killed(), when=nth(number), times=1)
     with pytest.raises(Killed):
         agents.run(rig, layout, **options)
