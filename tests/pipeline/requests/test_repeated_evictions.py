@@ -12,15 +12,13 @@ from mig_manager.reasons import Reason
 from tests.rigs.node import agents, ends, node_rig, nodes, strikes
 
 
-@contextlib.contextmanager
-def broken_change(rig: node_rig.NodeRig) -> Iterator[None]:
+def broken_change(rig: node_rig.NodeRig) -> contextlib.AbstractContextManager[None]:
     """Let the driver refuse the change, and not the rollback."""
-    with rig.failures.adding(
+    return rig.failures.adding(
         steps.CreateGpuInstance,
         errors.HardwareError("the driver refuses", reason=Reason.VERIFY_FAILED),
         when=lambda: str(rig.driver.next_step.profile) == "1g.5gb",
-    ):
-        yield
+    )
 
 
 @contextlib.contextmanager
