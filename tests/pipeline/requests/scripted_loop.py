@@ -138,9 +138,7 @@ class Pipeline(reconcile.Reconciler):
     ) -> actions.Action:
         assert request.config == self.runs[-1][0]
         assert not outcome.should_retry
-        self.looks += 1
-        action, self.next_action = self.next_action, actions.Action.REST
-        return action
+        return self.check_without_request()
 
     def run(
         self,
