@@ -79,7 +79,7 @@ class FleetNode:
         """The applied layout for people, or the one before the change; empty for none."""
         return self.applied or (f"{self.applied_before} (before)" if self.applied_before else "")
 
-    @property
+    @functools.cached_property
     def strategy(self) -> strategies.Strategy | None:
         """The device plugin's MIG strategy by its label, or else by the resources; or unknown.
 
