@@ -41,9 +41,10 @@ class RolloutGoal:
 
         Its agent would evict pods for the other content first.
         """
-        hashes = {each.name: each.content_hash for each in node.listed.layouts}
-        listed = hashes.get(self.layout or "", self.content_hash)
-        return bool(self.content_hash) and listed != self.content_hash
+        if self.layout is None or not self.content_hash:
+            return False
+        listed = node.listed.find(self.layout)
+        return listed is not None and listed.content_hash != self.content_hash
 
     def of_rollout(self, nodes: Iterable[fleet_nodes.FleetNode], now: dt.datetime) -> Self:
         """Return the goal of the last rollout of the layout, or for a new one.

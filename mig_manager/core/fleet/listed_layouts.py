@@ -19,8 +19,7 @@ _REMEDY = (
 def is_listed(members: Iterable[fleet_nodes.FleetNode], name: str) -> bool:
     """Return whether any node lists a layout, or takes it from its annotation."""
     return any(
-        is_from_annotation(node, name) or any(name == entry.name for entry in node.listed.layouts)
-        for node in members
+        is_from_annotation(node, name) or node.listed.find(name) is not None for node in members
     )
 
 
@@ -67,7 +66,7 @@ def layout_of(
     """
     if is_from_annotation(node, name):
         return custom_layouts.CustomRequest.of(node.view).layout()[0]
-    listed = next((each for each in node.listed.layouts if each.name == name), None)
+    listed = node.listed.find(name)
     in_document = document.layouts.get(name)
     if listed and (in_document is None or in_document.content_hash != listed.content_hash):
         made = available_layouts.generate(gpus).get(name)

@@ -271,7 +271,7 @@ def misfit(
     if goal.layout is None:
         return None
     if goal.document.is_presumed and not (
-        node.listed.is_complete or any(each.name == goal.layout for each in node.listed.layouts)
+        node.listed.is_complete or node.listed.find(goal.layout)
     ):
         # Its agent may have another layout of this name.
         return None

@@ -37,6 +37,10 @@ class LayoutList:
     takes_custom: bool | None
     """Whether its agent also takes a layout from the node's annotation; None: unknown."""
 
+    def find(self, name: str) -> Entry | None:
+        """Return the entry of a layout; None if the list has none."""
+        return next((each for each in self.layouts if each.name == name), None)
+
 
 UNKNOWN = LayoutList(layouts=(), is_complete=False, takes_custom=None)
 """For a node without a valid list."""
