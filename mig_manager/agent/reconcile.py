@@ -29,8 +29,6 @@ from mig_manager.core.objects import node_object, well_known
 from mig_manager.core.records import journals, readiness, requests, run_status
 from mig_manager.core.settings import node_settings
 
-_UNDER_WAY = (run_status.State.PENDING.value, run_status.State.REBOOTING.value)
-
 _log = structlog.get_logger()
 
 
@@ -286,7 +284,7 @@ class Reconciler:
 
     def _is_run_open(self, view: node_object.NodeView) -> bool:
         """Return whether the node shows a run under way, or keeps pods away for one."""
-        is_under_way = view.labels.get(well_known.STATE_LABEL) in _UNDER_WAY
+        is_under_way = view.labels.get(well_known.STATE_LABEL) in run_status.UNDER_WAY
         is_tainted_or_paused = self._series.journal.node.is_tainted_or_paused
         return (
             is_under_way

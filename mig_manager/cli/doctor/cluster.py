@@ -14,7 +14,6 @@ from mig_manager.core.objects import node_object, pod_object, well_known
 from mig_manager.core.records import journals, run_status
 
 _ACCOUNTS = "system:serviceaccount:"
-_IN_PROGRESS = (run_status.State.PENDING.value, run_status.State.REBOOTING.value)
 
 CHECKS: list[Check] = []
 _check = adding_to(CHECKS)
@@ -184,7 +183,7 @@ def _interrupted_run(facts: Facts) -> Iterator[Finding]:
     if well_known.RECONFIGURING_TAINT in view.taint_keys:
         traces.append(f"the node has the taint {well_known.RECONFIGURING_TAINT}")
     is_unreadable = well_known.UNREADABLE_JOURNAL_ANNOTATION in view.annotations
-    if traces and view.labels.get(well_known.STATE_LABEL) in _IN_PROGRESS:
+    if traces and view.labels.get(well_known.STATE_LABEL) in run_status.UNDER_WAY:
         yield warn(f"a run is in progress, or was killed: {', '.join(traces)}")
     elif traces:
         yield fail(f"no run is in progress, but {', '.join(traces)}")

@@ -23,7 +23,6 @@ _NO_USE = (
 )
 _OF_GPUS = ((well_known.RECOVERY_CONDITION, "True"), (well_known.READY_CONDITION, "Unknown"))
 """The agent's conditions while it can observe no GPU, best first, with their status."""
-_CHANGING = (run_status.State.PENDING.value, run_status.State.REBOOTING.value)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -131,7 +130,10 @@ class FleetNode:
     @property
     def is_changing(self) -> bool:
         """Whether its agent works on a request, or has not restored the node after one."""
-        return self.state in _CHANGING or well_known.RECONFIGURING_TAINT in self.view.taint_keys
+        return (
+            self.state in run_status.UNDER_WAY
+            or well_known.RECONFIGURING_TAINT in self.view.taint_keys
+        )
 
     @property
     def has_published(self) -> bool:
@@ -170,7 +172,7 @@ class FleetNode:
         """Whether its agent has finished with the requested layout and will not retry."""
         if self.requested is None:
             return True
-        if self.state in _CHANGING:
+        if self.state in run_status.UNDER_WAY:
             return False
         if self.status is None:
             # NVIDIA's manager sets only the state.
@@ -180,7 +182,7 @@ class FleetNode:
     @property
     def has_responded(self) -> bool:
         """Whether its agent has started on the requested layout."""
-        return self.state in _CHANGING or self._response is not None
+        return self.state in run_status.UNDER_WAY or self._response is not None
 
 
 def parse(item: Mapping[str, Any]) -> FleetNode:

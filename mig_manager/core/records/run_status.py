@@ -30,6 +30,10 @@ class State(enum.Enum):
     FAILED = "failed"
 
 
+UNDER_WAY = (State.PENDING.value, State.REBOOTING.value)
+"""Values of that label while an agent works on a request."""
+
+
 class Phase(enum.Enum):
     """Phase of a run; published in the status annotation, in logs and as Events."""
 

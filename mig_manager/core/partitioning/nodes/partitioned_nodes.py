@@ -175,7 +175,7 @@ def parse(item: Mapping[str, Any]) -> PartitionedNode | None:
         ),
         agent=AgentState(
             changing=_why_changing(node, is_retried=is_retried),
-            is_closed=_is_at_work(node) or slots.is_disrupted(node.view),
+            is_closed=node.state in run_status.UNDER_WAY or slots.is_disrupted(node.view),
             is_rebooting=node.state == run_status.State.REBOOTING.value,
             took_s=_took_s(published),
             config_hash=published.config_hash if published else "",
@@ -214,13 +214,9 @@ def _took_s(published: run_status.PublishedStatus | None) -> float:
     return max(0.0, (published.finished_at - published.started_at).total_seconds())
 
 
-def _is_at_work(node: fleet_nodes.FleetNode) -> bool:
-    return node.state in (run_status.State.PENDING.value, run_status.State.REBOOTING.value)
-
-
 def _why_changing(node: fleet_nodes.FleetNode, *, is_retried: bool) -> str:
     """Return why an agent has not finished; empty if it has."""
-    if _is_at_work(node):
+    if node.state in run_status.UNDER_WAY:
         return f"its agent works on layout {node.requested}"
     if not (node.is_finished or is_retried):
         return f"its agent has not reported on layout {node.requested}"
