@@ -95,7 +95,7 @@ def find_journal(deps: ports.Dependencies, view: node_object.NodeView) -> journa
 
 def _is_outdated(copy: journals.Journal, view: node_object.NodeView) -> bool:
     """Return whether the journal on the Node has ended, although its copy on the host remains."""
-    published = run_status.parse_or_none(view.annotations.get(well_known.STATUS_ANNOTATION))
+    published = run_status.published_on(view)
     if published is None:
         return view.labels.get(well_known.STATE_LABEL) == run_status.State.SUCCESS.value
     is_final = published.state in _FINAL and not published.is_retried
@@ -136,7 +136,7 @@ def resume_unlisted(context: node_context.NodeContext, view: node_object.NodeVie
 
 def has_ended(journal: journals.Journal, view: node_object.NodeView) -> bool:
     """Return whether the run ended and its snapshot only waits for an unreachable GPU."""
-    published = run_status.parse_or_none(view.annotations.get(well_known.STATUS_ANNOTATION))
+    published = run_status.published_on(view)
     return not journal.needs_undo or (
         run_status.was_active(published) and journal.has_only_gpu_entries
     )
@@ -147,7 +147,7 @@ def read_saved(host_copy_file: ports.KeptText, view: node_object.NodeView) -> st
 
     A Node with a status is the one that an agent wrote to last.
     """
-    published = run_status.parse_or_none(view.annotations.get(well_known.STATUS_ANNOTATION))
+    published = run_status.published_on(view)
     return _read_host(host_copy_file) if published is None else ""
 
 
@@ -168,7 +168,7 @@ def find_record(
     Without a valid record on the Node, or ``saved`` on the host, status and labels decide, so that
     no pod is evicted.
     """
-    published = run_status.parse_or_none(view.annotations.get(well_known.STATUS_ANNOTATION))
+    published = run_status.published_on(view)
     record = _parse_record(view.annotations.get(well_known.REQUEST_ANNOTATION))
     record = record or _parse_record(saved)
     if record is None:

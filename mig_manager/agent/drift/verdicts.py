@@ -119,7 +119,7 @@ def compare(
 
 def shows(view: node_object.NodeView, state: run_status.State) -> bool:
     """Return whether the Node has this state; another manager may have written a different one."""
-    published = run_status.parse_or_none(view.annotations.get(well_known.STATUS_ANNOTATION))
+    published = run_status.published_on(view)
     is_labelled = view.labels.get(well_known.STATE_LABEL) == state.value
     return is_labelled and published is not None and published.state is state
 

@@ -14,6 +14,7 @@ from typing import NamedTuple, TypedDict
 from mig_manager import reasons
 from mig_manager.core import messages, model, timestamps
 from mig_manager.core.files import json_text
+from mig_manager.core.objects import node_object, well_known
 
 STATUS_VERSION = 1
 
@@ -234,10 +235,10 @@ def _word(data: Mapping[str, object], key: str) -> str:
     return messages.word(json_text.string(data, key, ""))
 
 
-def parse_or_none(text: str | None) -> PublishedStatus | None:
-    """Parse a status annotation; None if it is missing or invalid."""
+def published_on(view: node_object.NodeView) -> PublishedStatus | None:
+    """Return the status that a Node shows; None if it is missing or invalid."""
     try:
-        return parse(text or "")
+        return parse(view.annotations.get(well_known.STATUS_ANNOTATION, ""))
     except ValueError:
         return None
 
