@@ -136,7 +136,8 @@ class AttemptSeries:
         """Yield an attempt that takes over the journal; keep its record, and what it leaves.
 
         The attempt is ended if it is superseded. After another error its journal is still on the
-        Node, from which ``recover`` reads it; ours lets ``stop`` end the run.
+        Node, from which ``recover`` reads it; after one of the API, ours lets ``stop`` end it. No
+        error releases the slot: if another manager has the lock, it may be another agent's.
         """
         attempt = self._new_attempt(
             request, cancel or intake.Uninterrupted(self._context.deps), options
@@ -152,9 +153,6 @@ class AttemptSeries:
             raise
         except errors.ClusterError:
             self.journal = attempt.journal
-            raise
-        except errors.LockedError:
-            # The journal is still the earlier one, and the slot may be another agent's.
             raise
         else:
             self._keep_journal(attempt)
@@ -232,10 +230,8 @@ class AttemptSeries:
         return interrupted.find_journal(context.deps, view)
 
     def _keep_journal(self, attempt: attempts.Attempt) -> None:
+        """Keep the journal for the next attempt, and release the slot if workloads may run."""
         self.journal = attempt.journal
-        self._release_slot(attempt)
-
-    def _release_slot(self, attempt: attempts.Attempt) -> None:
         slots = self._context.deps.slots
         blocks_workloads = attempt.journal.node.blocks_workloads
         if slots is not None and attempt.recorder.has_had_lock and not blocks_workloads:
