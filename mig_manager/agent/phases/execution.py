@@ -31,7 +31,7 @@ def execute(
 ) -> model.ObservedGpus:
     """Execute and verify the plan, or roll back; reboot if nothing else helps.
 
-    After an API outage before or between rounds, GPUs and clients stay as they are for the next
+    After an API outage before or between plans, GPUs and clients stay as they are for the next
     attempt.
 
     Raises:
