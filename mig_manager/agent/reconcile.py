@@ -78,7 +78,7 @@ class Reconciler:
         self,
         request: layout_request.Request,
         cancel: ports.Cancellation,
-        options: layout_request.AttemptOptions = layout_request.DEFAULT_OPTIONS,
+        options: layout_request.AttemptOptions,
     ) -> outcomes.Outcome:
         """Apply the requested layout, and publish the outcome.
 
