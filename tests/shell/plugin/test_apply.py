@@ -321,7 +321,8 @@ def test_a_request_that_a_webhook_reverts_is_reported(
     answer = apply(empty_cluster)
 
     assert answer.status == 1
-    assert "does an admission webhook change it?" in answer.err
+    keys = f"{well_known.CONFIG_LABEL}, {well_known.LAYOUT_ANNOTATION}"
+    assert f"did not keep {keys}: does an admission webhook change it?" in answer.err
 
 
 def test_kubectl_itself_writes_the_request(
