@@ -48,8 +48,8 @@ def published_status(rig: node_rig.NodeRig) -> run_status.PublishedStatus:
 ON_DEMAND = custom_layout(is_on_demand=True)
 
 
-def idle_node() -> node_rig.NodeRig:
+def idle_node(*, label_managed: bool = True) -> node_rig.NodeRig:
     """No pod uses the device that goes."""
-    rig = nodes.node(layout="all-balanced")
+    rig = nodes.node(layout="all-balanced", label_managed=label_managed)
     rig.pods.add("spared", devices=frozenset({nodes.device(rig, 1, "3g.20gb")}))
     return rig

@@ -50,6 +50,9 @@ def find_awaited(attempt: attempts.Attempt) -> Advertisers:
 def find_resumed(recorder: run_recorder.RunRecorder, labels: Mapping[str, str]) -> Advertisers:
     """Return the advertisers that were paused for a change, and may run again."""
     entries = recorder.journal.node
+    if entries.has_reconfiguring_taint:
+        # It keeps the new pods of those without a deploy label away.
+        return frozenset()
     return frozenset(
         advertiser
         for advertiser in _list_awaited(recorder, labels)

@@ -161,16 +161,17 @@ def test_node_closed_by_a_drain_is_reopened_for_on_demand(*, is_restarted: bool)
     ends.assert_restored(rig)
 
 
-def test_on_demand_a_pod_that_arrives_late_keeps_its_device() -> None:
+@pytest.mark.parametrize("label_managed", [True, False])
+def test_on_demand_a_pod_that_arrives_late_keeps_its_device(*, label_managed: bool) -> None:
     """Until the plugin is paused: then no pod gets a device."""
-    undisturbed = idle_node()
+    undisturbed = idle_node(label_managed=label_managed)
     request_custom(undisturbed, ON_DEMAND)
     changed = undisturbed.log.index("gpus.execute")
     last = max(i for i in range(changed) if undisturbed.log[i] == "workloads.list")
     first = undisturbed.log.index("allocations.assigned_devices")
     assert last - first > 3
     for index in range(first, last + 1):
-        rig = idle_node()
+        rig = idle_node(label_managed=label_managed)
         before = rig.gpus
         device = nodes.device(rig, 0, "2g.10gb")
 
