@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from mig_manager import errors, reasons
 from mig_manager.core.files import yaml_tree
-from mig_manager.core.fleet import fleet_nodes, node_reports, preview
+from mig_manager.core.fleet import cluster_plan, fleet_nodes, node_reports
 from mig_manager.core.layout import custom_layouts, layout_documents, layouts
 from mig_manager.core.objects import node_object, well_known
 from mig_manager.kubectl import cluster_command, node_plans
@@ -25,7 +25,7 @@ _ATTEMPTS = 5  # kubelet writes to the Node too, every few seconds at its start
 class RequestedPlan:
     """The changes of a layout on a node, and whether it was requested."""
 
-    plans: preview.ClusterPlan
+    plans: cluster_plan.ClusterPlan
     is_requested: bool
     outcome: str  # a sentence
 
@@ -91,7 +91,7 @@ def _plan(
     report: node_reports.NodeReport,
     requested: layouts.Layout | str,
     document: layout_documents.Document,
-) -> tuple[str, str | None, preview.ClusterPlan]:
+) -> tuple[str, str | None, cluster_plan.ClusterPlan]:
     """Return the label's value, the annotation of a custom layout, and the plan."""
     node = report.node
     if isinstance(requested, str):

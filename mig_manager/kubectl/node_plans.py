@@ -7,7 +7,7 @@ from mig_manager.adapters import cluster_reader
 from mig_manager.cli.toolkit import gpu_text, plan_table
 from mig_manager.core import messages
 from mig_manager.core.display import bar
-from mig_manager.core.fleet import listed_layouts, node_reports, preview
+from mig_manager.core.fleet import cluster_plan, listed_layouts, node_reports, preview
 from mig_manager.core.layout import layout_documents, layouts
 from mig_manager.core.node.devices import resources
 from mig_manager.kubectl import node_status, presumed_gpus
@@ -20,7 +20,7 @@ def plan(
     document: layout_documents.Document,
     pods: cluster_reader.Pods,
     layout: layouts.Layout | None = None,
-) -> preview.ClusterPlan:
+) -> cluster_plan.ClusterPlan:
     """Plan a layout for nodes: ``layout`` itself, or one of the document or the node.
 
     Raises:
@@ -28,7 +28,7 @@ def plan(
     """
     if layout is None:
         listed_layouts.require_layout([report.node for report in reports], document, name)
-    return preview.ClusterPlan(
+    return cluster_plan.ClusterPlan(
         layout=messages.printable(name),
         source=document.source
         if layout
@@ -44,7 +44,7 @@ def _of_node(
     document: layout_documents.Document,
     pods: cluster_reader.Pods,
     layout: layouts.Layout | None,
-) -> preview.NodePlan:
+) -> cluster_plan.NodePlan:
     run = report.node.status
     presumed = None
     notes = list(report.notes) if report.gpus is not None else []
@@ -56,7 +56,7 @@ def _of_node(
         gpus, why_not = presumed_gpus.of(report)
         presumed = gpus or None
         notes += [why_not] if presumed else []
-    result = preview.preview(
+    result = preview.of_layout(
         report.node,
         document,
         layout_name,
@@ -79,7 +79,7 @@ def _of_node(
     return dataclasses.replace(result, notes=(*notes, *result.notes))
 
 
-def pictures(plans: preview.ClusterPlan, *, style: bar.Style) -> str:
+def pictures(plans: cluster_plan.ClusterPlan, *, style: bar.Style) -> str:
     """Draw the change of every node."""
     blocks = []
     for node in plans.nodes:
@@ -104,7 +104,7 @@ def pictures(plans: preview.ClusterPlan, *, style: bar.Style) -> str:
             lines += map(style.wrap, losses)
             if node.is_changed and node.losses is not None:
                 policy = " under the default drain policy" if node.may_evict else ""
-                lines.append(f"Pods: {preview.evictions([node])}{policy}.")
+                lines.append(f"Pods: {plan_table.evictions([node])}{policy}.")
         blocks.append("\n".join(lines))
     return "\n\n".join(blocks)
 

@@ -183,5 +183,5 @@ def headline(report: node_reports.NodeReport, now: dt.datetime, style: bar.Style
         rest.append(f"attempt {run.attempt}")
     if run and run.retry_at and run.retry_at > now:
         rest.append(f"next attempt in {timestamps.age(now, run.retry_at)}")
-    state = report.state.value, overview.TONES.get(report.state, bar.Tone.BAD)
+    state = report.state.value, overview.tone_of(report.state)
     return style.title([(node.name, bar.Tone.STRONG), state], rest)

@@ -9,7 +9,8 @@ import pytest
 
 from mig_manager.cli.toolkit import plan_table
 from mig_manager.core.display import bar
-from mig_manager.core.fleet import preview
+from mig_manager.core.fleet import cluster_plan
+from mig_manager.reasons import Reason
 from tests.rigs.shell import commandline, plugin_rig
 from tests.shell import terminal
 
@@ -92,21 +93,21 @@ def test_answer_of_the_plugin_fits_the_terminal(
 def test_the_preview_of_a_rollout_fits_the_terminal(columns: int) -> None:
     pods = tuple(f"training/worker-{number}" for number in range(9))
     nodes = (
-        preview.NodePlan(
+        cluster_plan.NodePlan(
             name="gpu-node-1.example.org",
             layout="all-balanced",
-            fit=preview.NodeFit.FITS,
+            fit=cluster_plan.NodeFit.FITS,
             claiming=pods,
         ),
-        preview.NodePlan(
+        cluster_plan.NodePlan(
             name="b",
             layout="",
-            fit=preview.NodeFit.DOES_NOT_FIT,
-            reason="NoFit",
+            fit=cluster_plan.NodeFit.DOES_NOT_FIT,
+            reason=Reason.DOES_NOT_FIT,
             message="too small " * 20,
         ),
     )
-    plan = preview.ClusterPlan(layout=None, source="x.yaml", nodes=nodes, pods_not_known="")
+    plan = cluster_plan.ClusterPlan(layout=None, source="x.yaml", nodes=nodes, pods_not_known="")
 
     shown = plan_table.table(plan, style=bar.Style(columns=columns))
 

@@ -18,6 +18,7 @@ from mig_manager.cli.toolkit import console, documents, plan_table
 from mig_manager.core import messages
 from mig_manager.core.display import bar
 from mig_manager.core.fleet import (
+    cluster_plan,
     fleet_nodes,
     goals,
     listed_layouts,
@@ -84,7 +85,7 @@ def _preview(
 ) -> int:
     nodes = sorted(filter(goal.includes, nodes), key=lambda node: node.order)
     pods = reader.pods([node.name for node in nodes])
-    plan = preview.ClusterPlan(
+    plan = cluster_plan.ClusterPlan(
         layout=goal.layout,
         source=preview.source_of(goal.document, goal.layout or "", nodes),
         nodes=tuple(preview.of_rollout(goal, node, pods.of(node.name)) for node in nodes),

@@ -50,7 +50,7 @@ class NodePlan(TypedDict):
 
     node: str
     layout: str | None  # null: an undo removes the label
-    fit: Annotated[str, "core.fleet.preview.NodeFit"]
+    fit: Annotated[str, "core.fleet.cluster_plan.NodeFit"]
     reason: str | None
     message: str | None  # why, unless it simply fits
     notes: list[str]

@@ -10,7 +10,7 @@ import enum
 from typing import NamedTuple
 
 from mig_manager.core import messages
-from mig_manager.core.fleet import fleet_nodes, goals, preview
+from mig_manager.core.fleet import cluster_plan, fleet_nodes, goals, preview
 from mig_manager.core.records import run_status
 
 
@@ -86,7 +86,7 @@ class NodeHistory:
     uid: str = ""  # a node registered again under its name is another node
     is_requested: bool = False  # whether its label was written and is not visible yet
     gpus_text: str | None = None  # as its agent last published them
-    misfit: preview.NodePlan | None = None  # why it cannot have the layout, by these GPUs
+    misfit: cluster_plan.NodePlan | None = None  # why it cannot have the layout, by these GPUs
     has_joined: bool = False  # whether it has shown the target label during this rollout
     target: str | None = None
     """The label's value when it joined: an undo's is unknown once the mark is gone."""
@@ -130,7 +130,7 @@ class NodeProgressTracker:
     def __init__(self, goal: goals.RolloutGoal, limits: goals.RolloutLimits) -> None:
         self._goal = goal
         self._limits = limits
-        self._misfits: dict[object, preview.NodePlan | None] = {}
+        self._misfits: dict[object, cluster_plan.NodePlan | None] = {}
 
     def follow(self, history: NodeHistory | None, node: fleet_nodes.FleetNode) -> NodeHistory:
         """Return the history of a node with the GPUs that it shows now; None: it is new."""
@@ -182,7 +182,7 @@ class NodeProgressTracker:
         state, message = self._state(history, node, is_visible=is_visible)
         reported = node.current_status
         since_s = history.since_s
-        cause = history.misfit if state is NodeProgressState.SKIPPED else reported
+        reason, why = _cause(state, history.misfit, reported)
         if is_visible and state is not NodeProgressState.SKIPPED:
             history = dataclasses.replace(
                 history, is_requested=False, has_joined=True, target=node.requested
@@ -202,8 +202,8 @@ class NodeProgressTracker:
             name=node.name,
             state=state,
             phase=reported.phase if reported and state in MOVING else "",
-            reason=cause.reason if cause else "",
-            message=message or (cause.message if cause else ""),
+            reason=reason,
+            message=message or why,
             is_retried=state is NodeProgressState.FAILED
             and bool(reported and reported.is_retried),
             seconds=seconds,
@@ -274,6 +274,17 @@ class NodeProgressTracker:
             why = f"not applied {self._limits.node_timeout_s:g} s after the start"
             return NodeProgressState.TIMED_OUT, why
         return NodeProgressState.PENDING, ""
+
+
+def _cause(
+    state: NodeProgressState,
+    misfit: cluster_plan.NodePlan | None,
+    reported: run_status.PublishedStatus | None,
+) -> tuple[str, str]:
+    """Return why a node has its state: the reason and the message; empty if unknown."""
+    if state is NodeProgressState.SKIPPED:
+        return (misfit.reason_text, misfit.message) if misfit else ("", "")
+    return (reported.reason, reported.message) if reported else ("", "")
 
 
 def _unfinished_request(

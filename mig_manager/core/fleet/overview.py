@@ -17,7 +17,7 @@ from mig_manager.core.objects import pod_object, well_known
 _PITCH = 4  # columns of a memory slice
 _IN_USE, _IDLE = "█", "░"
 LEGEND = f"{_IN_USE} in use  {_IDLE} idle  {picture.FREE} free"
-TONES: Mapping[node_reports.NodeState, bar.Tone] = {
+_TONES: Mapping[node_reports.NodeState, bar.Tone] = {
     node_reports.NodeState.SUCCESS: bar.Tone.GOOD,
     node_reports.NodeState.PENDING: bar.Tone.WARN,
     node_reports.NodeState.REBOOTING: bar.Tone.WARN,
@@ -58,6 +58,11 @@ def draw(overview: Overview, *, style: bar.Style, selected: str = "") -> list[st
     return [*lines, "", *_footer(overview, style)]
 
 
+def tone_of(state: node_reports.NodeState) -> bar.Tone:
+    """Return the tone of a node's state."""
+    return _TONES.get(state, bar.Tone.BAD)
+
+
 def _mig_requests(pod: pod_object.Pod) -> Mapping[str, int]:
     return {
         name.removeprefix(well_known.RESOURCE_PREFIX): count
@@ -83,7 +88,7 @@ def _headline(report: node_reports.NodeReport, width: int, style: bar.Style) -> 
     room = style.width - 2 - width - 2 - _STATE_WIDTH - 2
     rest = bar.shorten(rest, room)
     name = style.paint(node.name.ljust(width), bar.Tone.STRONG)
-    shown = style.paint(state.value.ljust(_STATE_WIDTH), TONES.get(state, bar.Tone.BAD))
+    shown = style.paint(state.value.ljust(_STATE_WIDTH), tone_of(state))
     return f"{name}  {shown}  {style.plain(rest)}".rstrip()
 
 

@@ -4,172 +4,24 @@ It uses the agent's planner. The preview does not know which devices are in use.
 them, so it can destroy other instances of the same kind.
 """
 
-import collections
 import dataclasses
-import enum
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, cast
 
 from mig_manager import errors, reasons
 from mig_manager.core import messages, model, steps
-from mig_manager.core.answers import gpu_answers
-from mig_manager.core.display import bar
-from mig_manager.core.fleet import fleet_nodes, goals, listed_layouts
+from mig_manager.core.fleet import cluster_plan, fleet_nodes, goals, listed_layouts
 from mig_manager.core.layout import custom_layouts, layout_documents, layouts, plans
 from mig_manager.core.node.daemons import clients
 from mig_manager.core.node.devices import resources, strategies
 from mig_manager.core.objects import pod_object, well_known
 
-if TYPE_CHECKING:
-    from mig_manager.core.answers import fleet_answers, plan_answers
-
-_OMITTED_KEYS = ("kind", "destroyed_uuids", "evicted_pods")
-"""Keys of a plan to leave out: UUIDs are not published, and ``NodePlan`` has the evicted pods."""
 _NO_EVICTION = (
     "an on-demand layout evicts no pod: it fails at once if a pod uses what it would destroy"
 )
 _NO_CONTENT = "only its agent has the content of this layout: name the agent's file with -f"
 
 
-class NodeFit(enum.Enum):
-    """Whether a node can have a layout; the values are a public contract."""
-
-    UNCHANGED = "unchanged"
-    FITS = "fits"
-    DOES_NOT_FIT = "does-not-fit"
-    UNKNOWN = "unknown"  # its GPUs, their profiles, its strategy, or the layout's content
-
-    @property
-    def words(self) -> str:
-        """The value for a sentence."""
-        return self.value.replace("-", " ")
-
-    @property
-    def fits(self) -> bool | None:
-        """Whether the node can have the layout; None: unknown."""
-        if self is NodeFit.UNKNOWN:
-            return None
-        return self is not NodeFit.DOES_NOT_FIT
-
-
-TONES: Mapping[NodeFit, bar.Tone] = {
-    NodeFit.UNCHANGED: bar.Tone.GOOD,
-    NodeFit.FITS: bar.Tone.PLAIN,
-    NodeFit.DOES_NOT_FIT: bar.Tone.BAD,
-    NodeFit.UNKNOWN: bar.Tone.WARN,
-}
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class NodePlan:
-    """The changes of a layout on one node."""
-
-    name: str
-    layout: str
-    fit: NodeFit
-    reason: str = ""  # why it does not fit, or is unknown
-    message: str = ""
-    content_hash: str = ""  # hash of the layout; empty if unknown
-    planned: plans.Planned | None = None  # None: it does not fit, or the GPUs are unknown
-    losses: tuple[resources.Loss, ...] | None = None
-    """Destroyed devices that pods request; None: no plan, or unknown pods."""
-    claiming: tuple[str, ...] = ()  # pods with ResourceClaims, perhaps for destroyed devices
-    notes: tuple[str, ...] = ()
-    may_evict: bool = True  # whether the agent would evict pods for it
-    strategy: strategies.Strategy | None = None  # of the node's device plugin; None: unknown
-
-    @property
-    def evicted(self) -> tuple[str, ...]:
-        """Pods that are certainly evicted: all devices of one of their resources are destroyed."""
-        total = [loss for loss in self.losses or () if loss.is_total and self.may_evict]
-        return tuple(sorted({pod for loss in total for pod in loss.kind.pods}))
-
-    @property
-    def maybe_evicted(self) -> tuple[str, ...]:
-        """Pods that may be evicted: the agent avoids devices in use where possible."""
-        every = {pod for loss in self.losses or () for pod in loss.kind.pods} | {*self.claiming}
-        return tuple(sorted(every - {*self.evicted})) if self.may_evict else ()
-
-    @property
-    def is_changed(self) -> bool:
-        """Whether the plan has steps."""
-        return self.planned is not None and not self.planned.is_applied
-
-    def to_data(self) -> "fleet_answers.NodePlan":
-        """Return plain data for JSON and YAML."""
-        data: Mapping[str, object] = self.planned.to_data() if self.planned else {}
-        published = {key: value for key, value in data.items() if key not in _OMITTED_KEYS}
-        return {
-            "node": self.name,
-            "layout": self.layout or None,
-            "fit": self.fit.value,
-            "reason": self.reason or None,
-            "message": self.message or None,
-            "notes": list(self.notes),
-            "evicted_pods": list(self.evicted),
-            "maybe_evicted_pods": list(self.maybe_evicted),
-            "losses": None
-            if self.losses is None
-            else [
-                {
-                    "resource": loss.kind.resource,
-                    "devices": loss.kind.count,
-                    "destroyed": loss.destroyed,
-                    "in_use_destroyed_at_least": loss.least,
-                    "pods": dict(loss.kind.pods),
-                }
-                for loss in self.losses
-            ],
-            "plan": cast("plan_answers.PublishedPlan", gpu_answers.without_ids(published)) or None,
-        }
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class ClusterPlan:
-    """The changes of a layout, or of a rollout's undo, on nodes."""
-
-    layout: str | None  # None: an undo
-    source: str
-    nodes: tuple[NodePlan, ...]
-    pods_not_known: str
-
-    @property
-    def is_good(self) -> bool:
-        """Whether every node can have the layout."""
-        return all(node.fit.fits for node in self.nodes)
-
-    @property
-    def title(self) -> str:
-        """The layout or undo that is previewed, as the subject of a sentence."""
-        return f"Layout {self.layout} of {self.source}" if self.layout else "Undo of the rollout"
-
-    def to_data(self) -> "fleet_answers.ClusterPlan":
-        """Return plain data for JSON and YAML."""
-        return {
-            "kind": "ClusterPlan",
-            "layout": self.layout,
-            "is_good": self.is_good,
-            "pods_not_known": self.pods_not_known or None,
-            "nodes": [node.to_data() for node in self.nodes],
-        }
-
-
-def totals(previews: Iterable[NodePlan]) -> str:
-    """Count the nodes by their fit, for a sentence."""
-    counts = collections.Counter(each.fit for each in previews)
-    return ", ".join(f"{counts[each]} {each.words}" for each in NodeFit)
-
-
-def evictions(previews: Iterable[NodePlan]) -> str:
-    """Count the pods that are evicted, for a sentence."""
-    counts = [(len(each.evicted), len(each.maybe_evicted)) for each in previews]
-    evicted, perhaps = (sum(column) for column in zip((0, 0), *counts, strict=True))
-    parts = [f"{evicted} evicted"] if evicted else []
-    parts += [f"up to {perhaps} may be evicted"] if perhaps else []
-    return ", ".join(parts) or "none evicted"
-
-
-def preview(
+def of_layout(
     node: fleet_nodes.FleetNode,
     document: layout_documents.Document,
     name: str,
@@ -177,7 +29,7 @@ def preview(
     *,
     presumed: model.ObservedGpus | None = None,
     layout: layouts.Layout | None = None,
-) -> NodePlan:
+) -> cluster_plan.NodePlan:
     """Plan a layout of a document or of the node.
 
     Args:
@@ -191,27 +43,27 @@ def preview(
     gpus, why = fleet_nodes.published_gpus(node)
     gpus = presumed if gpus is None else gpus
     if gpus is None:
-        return _unknown(node, name, "NotPublished", why)
+        return _unknown(node, name, cluster_plan.PreviewReason.NOT_PUBLISHED, why)
     is_custom = layout is not None or listed_layouts.is_from_annotation(node, name)
     custom = custom_layouts.CustomRequest.of(node.view) if is_custom else None
     may_evict = custom_layouts.request_for(name, custom).may_evict
     try:
         layout = layout or listed_layouts.layout_of(node, gpus, document, name)
         if layout is None:
-            return _unknown(node, name, "ContentUnknown", _NO_CONTENT)
+            return _unknown(node, name, cluster_plan.PreviewReason.CONTENT_UNKNOWN, _NO_CONTENT)
         printable = dataclasses.replace(layout, name=messages.printable(layout.name))
         planned = plans.plan(gpus, printable)
     except (errors.ConfigError, errors.LayoutError) as error:
-        return NodePlan(
+        return cluster_plan.NodePlan(
             name=node.name,
             layout=name,
-            fit=NodeFit.DOES_NOT_FIT,
-            reason=error.reason.value,
+            fit=cluster_plan.NodeFit.DOES_NOT_FIT,
+            reason=error.reason,
             message=messages.printable(error.message, " "),
         )
     fit, reason, message = _fit(planned, node.view.labels)
     losses, claiming = (None, ()) if pods is None else _losses_and_claims(node, planned, pods)
-    return NodePlan(
+    return cluster_plan.NodePlan(
         name=node.name,
         layout=name,
         fit=fit,
@@ -227,7 +79,9 @@ def preview(
     )
 
 
-def _fit(planned: plans.Planned, labels: Mapping[str, str]) -> tuple[NodeFit, str, str]:
+def _fit(
+    planned: plans.Planned, labels: Mapping[str, str]
+) -> tuple[cluster_plan.NodeFit, cluster_plan.Reason | None, str]:
     """Return whether a node can have a planned layout, with the reason and the message.
 
     ``labels`` are the node's: the device plugin's strategy is the one that GPU feature discovery
@@ -236,9 +90,9 @@ def _fit(planned: plans.Planned, labels: Mapping[str, str]) -> tuple[NodeFit, st
     """
     if planned.plan.is_provisional:
         message = "the profiles of its GPUs are unknown until MIG is enabled"
-        return NodeFit.UNKNOWN, "MigDisabled", message
+        return cluster_plan.NodeFit.UNKNOWN, cluster_plan.PreviewReason.MIG_DISABLED, message
     if planned.plan.is_empty:
-        return NodeFit.UNCHANGED, "", ""
+        return cluster_plan.NodeFit.UNCHANGED, None, ""
     strategy = strategies.from_labels(labels)
     results = strategies.gpu_layouts(planned.gpus, planned.desired)
     why = strategies.refusal(results, strategy, labels)
@@ -248,8 +102,8 @@ def _fit(planned: plans.Planned, labels: Mapping[str, str]) -> tuple[NodeFit, st
             f"the device plugin has MIG strategy {strategy.value} and would not start, "
             f"unless the agent sets another config: {why}"
         )
-        return NodeFit.UNKNOWN, reasons.Reason.STRATEGY_MISMATCH.value, message
-    return NodeFit.FITS, "", ""
+        return cluster_plan.NodeFit.UNKNOWN, reasons.Reason.STRATEGY_MISMATCH, message
+    return cluster_plan.NodeFit.FITS, None, ""
 
 
 def source_of(
@@ -261,8 +115,10 @@ def source_of(
 
 
 def misfit(
-    goal: goals.RolloutGoal, node: fleet_nodes.FleetNode, cache: "dict[object, NodePlan | None]"
-) -> NodePlan | None:
+    goal: goals.RolloutGoal,
+    node: fleet_nodes.FleetNode,
+    cache: "dict[object, cluster_plan.NodePlan | None]",
+) -> cluster_plan.NodePlan | None:
     """Return why a node cannot have a rollout's layout; None if it can, or that is unknown.
 
     ``cache`` has the answers for other nodes: thousands have the same GPUs, and their instances
@@ -293,16 +149,18 @@ def misfit(
     try:
         return cache[key]  # the hash of GPUs takes long
     except KeyError:
-        result = preview(node, goal.document, goal.layout, None)
-        cache[key] = result if result.fit is NodeFit.DOES_NOT_FIT else None
+        result = of_layout(node, goal.document, goal.layout, None)
+        cache[key] = result if result.fit is cluster_plan.NodeFit.DOES_NOT_FIT else None
         return cache[key]
 
 
-def _unknown(node: fleet_nodes.FleetNode, layout: str, reason: str, message: str) -> NodePlan:
-    return NodePlan(
+def _unknown(
+    node: fleet_nodes.FleetNode, layout: str, reason: cluster_plan.Reason, message: str
+) -> cluster_plan.NodePlan:
+    return cluster_plan.NodePlan(
         name=node.name,
         layout=layout,
-        fit=NodeFit.UNKNOWN,
+        fit=cluster_plan.NodeFit.UNKNOWN,
         reason=reason,
         message=message,
     )
@@ -310,21 +168,21 @@ def _unknown(node: fleet_nodes.FleetNode, layout: str, reason: str, message: str
 
 def of_rollout(
     goal: goals.RolloutGoal, node: fleet_nodes.FleetNode, pods: Sequence[pod_object.Pod] | None
-) -> NodePlan:
+) -> cluster_plan.NodePlan:
     """Plan what a rollout or its undo requests of a node."""
     target = goal.target(node)
     if goal.is_superseded(node):
-        layout, reason = node.requested, "Superseded"
+        layout, reason = node.requested, cluster_plan.PreviewReason.SUPERSEDED
         message = "another layout was requested since the rollout; the request stays"
     elif target is None:
-        layout, reason = None, "LabelRemoved"
+        layout, reason = None, cluster_plan.PreviewReason.LABEL_REMOVED
         message = "the label is removed; the GPUs stay as they are"
     else:
-        return preview(node, goal.document, target, pods)
-    return NodePlan(
+        return of_layout(node, goal.document, target, pods)
+    return cluster_plan.NodePlan(
         name=node.name,
         layout=layout or "",
-        fit=NodeFit.FITS,
+        fit=cluster_plan.NodeFit.FITS,
         reason=reason,
         message=message,
     )

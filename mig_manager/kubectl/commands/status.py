@@ -69,7 +69,7 @@ def table(status: node_status.ClusterStatus, *, style: bar.Style) -> str:
         rows.append(
             (
                 report.node.name,
-                (state, overview.TONES.get(report.state, bar.Tone.BAD)),
+                (state, overview.tone_of(report.state)),
                 (last_run.reason or last_run.phase) if last_run else "-",
                 timestamps.age(last_run.at, status.now) if last_run else "-",
                 report.node.requested or "-",

@@ -8,10 +8,11 @@ import pytest
 from mig_manager import errors
 from mig_manager.catalogue import hardware
 from mig_manager.core import model
-from mig_manager.core.fleet import fleet_nodes, listed_layouts, preview
+from mig_manager.core.fleet import cluster_plan, fleet_nodes, listed_layouts, preview
 from mig_manager.core.layout import available_layouts, config, layout_list
 from mig_manager.core.objects import discovery_labels, pod_object, well_known
 from mig_manager.core.records import inventory_codec
+from mig_manager.reasons import Reason
 from tests.rigs import layout_table
 from tests.rigs.node import agents, gpu_values, samples
 
@@ -19,7 +20,7 @@ A100 = hardware.find("A100-SXM4-40GB")
 DOCUMENT = config.parse(agents.CONFIG, source="test")
 LISTED = layout_table.counts_of("all-balanced")
 MIXED = {"nvidia.com/mig-1g.5gb": 2, "nvidia.com/mig-2g.10gb": 1, "nvidia.com/mig-3g.20gb": 1}
-NodeFit = preview.NodeFit
+NodeFit = cluster_plan.NodeFit
 
 
 def gpus(devices: Mapping[str, int] | None = None, *, count: int = 2) -> tuple[model.Gpu, ...]:
@@ -41,11 +42,11 @@ def pod(name: str, resource: str, **changed: object) -> pod_object.Pod:
 
 def plan_for(
     fleet_node: fleet_nodes.FleetNode, layout: str, *pods: pod_object.Pod
-) -> preview.NodePlan:
-    return preview.preview(fleet_node, DOCUMENT, layout, pods)
+) -> cluster_plan.NodePlan:
+    return preview.of_layout(fleet_node, DOCUMENT, layout, pods)
 
 
-def counts(node_plan: preview.NodePlan) -> Mapping[str, object]:
+def counts(node_plan: cluster_plan.NodePlan) -> Mapping[str, object]:
     plan = node_plan.to_data()["plan"]
     assert plan
     return {**plan["instances"]}
@@ -160,7 +161,7 @@ def test_resources_by_profile_separate_certain_from_possible_evictions() -> None
     alone = dataclasses.replace(layout, rules=layout.rules[:1])
     document = dataclasses.replace(DOCUMENT, layouts={layout.name: alone})
     pods = [pod("gone", "nvidia.com/mig-2g.10gb"), pod("p", "nvidia.com/mig-1g.5gb")]
-    node_plan = preview.preview(only_gpu, document, layout.name, pods)
+    node_plan = preview.of_layout(only_gpu, document, layout.name, pods)
     assert node_plan.evicted == ("default/gone",)
 
 
@@ -178,18 +179,18 @@ def test_layout_that_a_node_lists_as_generated_is_previewed() -> None:
         listed_layouts.require_layout([fleet_node], DOCUMENT, "all-7g.40gb")
     assert counts(plan_for(listing, "all-7g.40gb"))["created"] == 2
     node_plan = plan_for(fleet_node, "all-7g.40gb")
-    assert (node_plan.fit, node_plan.reason) == (NodeFit.DOES_NOT_FIT, "UnknownConfig")
+    assert (node_plan.fit, node_plan.reason) == (NodeFit.DOES_NOT_FIT, Reason.UNKNOWN_CONFIG)
 
 
 @pytest.mark.parametrize(
     ("layout", "reason"),
     [
-        ("too-much", "DoesNotFit"),
-        ("no-such-profile", "UnknownProfile"),
-        ("other-gpu", "NoGpuMatches"),
+        ("too-much", Reason.DOES_NOT_FIT),
+        ("no-such-profile", Reason.UNKNOWN_PROFILE),
+        ("other-gpu", Reason.NO_GPU_MATCHES),
     ],
 )
-def test_a_layout_that_does_not_fit_has_a_reason(layout: str, reason: str) -> None:
+def test_a_layout_that_does_not_fit_has_a_reason(layout: str, reason: Reason) -> None:
     node_plan = plan_for(node(gpus()), layout)
 
     assert (node_plan.fit, node_plan.reason) == (NodeFit.DOES_NOT_FIT, reason)
@@ -207,15 +208,15 @@ def test_a_node_without_readable_gpus_is_unknown(text: str, message: str) -> Non
 @pytest.mark.parametrize(
     ("layout", "strategy", "mps", "fit", "reason"),
     [
-        ("all-balanced", "single", "false", NodeFit.UNKNOWN, "StrategyMismatch"),
-        ("all-balanced", "mixed", "false", NodeFit.FITS, ""),
-        ("all-1g.5gb", "single", "false", NodeFit.FITS, ""),
-        ("all-1g.5gb", "single", "true", NodeFit.UNKNOWN, "StrategyMismatch"),
-        ("all-disabled", "single", "true", NodeFit.FITS, ""),
+        ("all-balanced", "single", "false", NodeFit.UNKNOWN, Reason.STRATEGY_MISMATCH),
+        ("all-balanced", "mixed", "false", NodeFit.FITS, None),
+        ("all-1g.5gb", "single", "false", NodeFit.FITS, None),
+        ("all-1g.5gb", "single", "true", NodeFit.UNKNOWN, Reason.STRATEGY_MISMATCH),
+        ("all-disabled", "single", "true", NodeFit.FITS, None),
     ],
 )
 def test_a_layout_that_the_strategy_cannot_serve_is_not_said_to_fit(
-    layout: str, strategy: str, mps: str, fit: preview.NodeFit, reason: str
+    layout: str, strategy: str, mps: str, fit: cluster_plan.NodeFit, reason: Reason | None
 ) -> None:
     fleet_node = node(gpus({"7g.40gb": 1}))
     labels = {discovery_labels.STRATEGY: strategy, discovery_labels.MPS_CAPABLE: mps}
@@ -233,4 +234,6 @@ def test_without_known_profiles_no_layout_fits() -> None:
     node_plans = [plan_for(node(blind), name) for name in ("all-1g.5gb", "too-much")]
 
     assert all(each.planned and each.planned.plan.is_provisional for each in node_plans)
-    assert {(each.fit, each.reason) for each in node_plans} == {(NodeFit.UNKNOWN, "MigDisabled")}
+    assert {(each.fit, each.reason) for each in node_plans} == {
+        (NodeFit.UNKNOWN, cluster_plan.PreviewReason.MIG_DISABLED)
+    }
