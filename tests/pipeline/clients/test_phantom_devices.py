@@ -47,7 +47,11 @@ def test_phantom_devices_of_an_active_layout_do_not_delay_success() -> None:
     assert rig.pods == pods
 
 
-@pytest.mark.parametrize("resource", [PHANTOM, "nvidia.com/gpu.shared"])
+@pytest.mark.parametrize(
+    "resource",
+    [PHANTOM, "nvidia.com/gpu.shared", "nvidia.com/mig-1g.5gb"],
+    ids=["former layout", "former name", "former strategy"],
+)
 def test_phantom_devices_at_rest_are_removed_by_the_drift_check(resource: str) -> None:
     rig, agent, outcome = node_at_rest()
     rig.kubelet.phantoms = {resource: 4}
@@ -171,6 +175,8 @@ def test_a_plugin_that_has_just_ended_is_awaited_beside_phantom_devices(
 def test_resources_of_others_and_of_the_gpus_stay(resource: str) -> None:
     rig, agent, outcome = node_at_rest()
     rig.kubelet.phantoms = {resource: 4}
+    # The plugin restarts, so it may register any devices of the GPUs.
+    rig.kubelet.schedulable = {}
 
     agent.check_drift("all-1g.5gb", outcome)
 

@@ -12,6 +12,7 @@ GPU, SMALL, LARGE = "nvidia.com/gpu", "nvidia.com/mig-1g.5gb", "nvidia.com/mig-3
 OWN_NAME = "nvidia.com/mig-quarter"
 SMALL_SHARED, SHARED = f"{SMALL}.shared", f"{LARGE}.shared"
 DIVIDED = samples.gpu(samples.A100, "1g.5gb@0", "1g.5gb@1")
+WHOLE = samples.gpu(samples.A100, mode=model.MigMode.DISABLED, index=1)
 
 
 @pytest.mark.parametrize(
@@ -54,6 +55,26 @@ def test_phantom_devices_are_those_that_no_gpu_supplies(
     node = samples.node_view(allocatable=allocatable)
     phantom_counts = phantoms.find(model.ObservedGpus([DIVIDED]), node, strategy, lambda: healthy)
     assert phantom_counts == {name: allocatable[name] for name in expected}
+
+
+@pytest.mark.parametrize("label", [None, Strategy.MIXED])
+@pytest.mark.parametrize(
+    ("gpus", "registered", "expected"),
+    [
+        ([DIVIDED], DIVIDED.uuid, {SMALL: 2}),
+        ([DIVIDED], f"{DIVIDED.mig_uuids[0]}::1", {SMALL: 2}),
+        ([DIVIDED, WHOLE], DIVIDED.uuid, {SMALL: 2}),
+        # A plugin with strategy mixed that starts has not registered its MIG devices yet.
+        ([DIVIDED, WHOLE], WHOLE.uuid, {}),
+    ],
+    ids=["none", "single", "none on one of two", "mixed"],
+)
+def test_phantom_devices_are_those_of_a_former_strategy(
+    gpus: list[model.Gpu], registered: str, expected: dict[str, int], label: Strategy | None
+) -> None:
+    node = samples.node_view(allocatable={GPU: 2, SMALL: 2})
+    healthy = {GPU: frozenset({registered})}
+    assert phantoms.find(model.ObservedGpus(gpus), node, label, lambda: healthy) == expected
 
 
 def test_no_device_is_a_phantom_while_a_gpu_is_unreachable() -> None:

@@ -46,6 +46,8 @@ def find(
         strategy = strategies.Strategy.MIXED
     elif answer is None:
         strategy = None
+    elif _has_unnamed_mig(gpus, answer):
+        strategy = strategies.Strategy.NONE
     possible = _possible_resources(gpus, advertised, strategy)
     # One plugin gives devices one of the two names. It may have had the other with another config.
     former = {name for name in possible if resources.other_name(name) in registered}
@@ -68,7 +70,14 @@ def is_possible(
     advertised = resources.devices_of(view.allocatable)
     supplied = _possible_resources(gpus, advertised, strategy or strategies.Strategy.MIXED)
     has_two_names = any(resources.other_name(name) in advertised for name in advertised)
-    return has_two_names or not advertised.keys() <= supplied
+    whole = resources.counts(gpus).get(resources.GPU, 0)
+    # Beside MIG devices a plugin advertises only the GPUs without MIG, or replicas of them.
+    has_more_gpus = any(map(resources.is_mig, advertised)) and any(
+        count > whole
+        for name, count in advertised.items()
+        if resources.base(name) == resources.GPU
+    )
+    return has_two_names or has_more_gpus or not advertised.keys() <= supplied
 
 
 def message(advertised: Mapping[str, int]) -> str:
@@ -85,6 +94,19 @@ def remedy(node_name: str, names: Iterable[str]) -> str:
     """Return the command that removes resources from a node for good."""
     patch = json.dumps({"status": {"capacity": dict.fromkeys(names)}}, separators=(",", ":"))
     return f"kubectl patch node {node_name} --subresource=status --type=merge -p '{patch}'"
+
+
+def _has_unnamed_mig(gpus: Iterable[model.Gpu], registered: _Devices) -> bool:
+    """Return whether GPUs with MIG, or their MIG devices, are registered as whole GPUs.
+
+    So the plugin's strategy is none or single, even if its label still shows the former one.
+    """
+    ids = frozenset().union(
+        *(each for name, each in registered.items() if resources.base(name) == resources.GPU)
+    )
+    with_mig = [gpu for gpu in gpus if gpu.current_mode is model.MigMode.ENABLED]
+    mig_ids = {uuid for gpu in with_mig for uuid in (gpu.uuid, *gpu.mig_uuids)}
+    return not mig_ids.isdisjoint(resources.without_replicas(ids))
 
 
 def _possible_resources(
