@@ -140,11 +140,11 @@ def report(
 
 
 def drift_message(name: str, pods: str, problem: str = "") -> str:
-    """Say that the GPUs no longer have the applied layout, and what blocks restoring it."""
+    """Say that the GPUs lack a layout that is no new request, and what blocks it."""
     why = f"; it cannot be restored: {problem}" if problem else ""
     if pods:
-        why = f"; it is not restored while pods use devices that would be removed: {pods}"
-    return f"the GPUs no longer have layout {name}, and this agent did not change them{why}"
+        why = f"; it is not applied while pods use devices that would be removed: {pods}"
+    return f"the GPUs do not have layout {name}, and this agent did not change them{why}"
 
 
 def returned_gpus_message(name: str, gpus: str, pods: str) -> str:

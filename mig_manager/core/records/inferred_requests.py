@@ -22,9 +22,9 @@ def infer(
         labels: The node's labels.
     """
     config = labels.get(well_known.CONFIG_LABEL)
-    is_success = labels.get(well_known.STATE_LABEL) == run_status.State.SUCCESS.value
-    if published is None and config and is_success:
-        # NVIDIA's manager publishes no status. What its file had is unknown.
+    if published is None and config and well_known.STATE_LABEL in labels:
+        # NVIDIA's manager publishes no status. What its file had is unknown, and after its
+        # failure, pods may have used the former layout since.
         return requests.RequestRecord(config=config, verified=requests.Verified(config_hash=""))
     if published is None or not published.config:
         return requests.NONE

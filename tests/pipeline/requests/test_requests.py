@@ -86,16 +86,18 @@ def new_node_object(death: Death | None, record: str = "") -> Story:
     return story
 
 
-def success_of_another_manager(death: Death | None) -> Story:
-    """NVIDIA's manager applied the layout, and another program has repartitioned since."""
+def request_of_another_manager(death: Death | None, state: str = "failed") -> Story:
+    """NVIDIA's manager served the label to this state, and pods use other instances."""
     story = active(death)
     nodes.add_pod_on_foreign_instances(story.rig)
     story.rig.node_object.annotations.clear()
     story.rig.host_copy_file.text = None
     story.rig.node_object.labels.pop(well_known.APPLIED_LABEL, None)
-    story.rig.node_object.labels[well_known.STATE_LABEL] = "success"
+    story.rig.node_object.labels[well_known.STATE_LABEL] = state
+    story.rig.node_object.labels[well_known.PLUGIN_DEPLOY_LABEL] = well_known.PAUSED_VALUE
     story.run_agent()
     assert_no_pod_was_evicted(story, "foreign", Reason.DRIFTED)
+    assert story.rig.node_object.labels[well_known.PLUGIN_DEPLOY_LABEL] == "true"
     return story
 
 
@@ -213,7 +215,7 @@ def phantom_devices(death: Death | None) -> Story:
         pytest.param(unrelated_change_of_the_file, marks=pytest.mark.slow),
         pytest.param(new_rule_for_other_gpus, marks=pytest.mark.slow),
         new_node_object,
-        success_of_another_manager,
+        request_of_another_manager,
         pytest.param(partitioning_ended, marks=pytest.mark.slow),
         partitioning_ended_on_a_new_node_object,
         pytest.param(partitioning_ended_before_any_agent, marks=pytest.mark.slow),
@@ -231,6 +233,11 @@ def test_a_restart_at_any_point_evicts_no_pod_without_a_request(
     assert calls > 2
     for at in range(calls):
         assert make_story(Death(at)).deaths == 1, at
+
+
+@pytest.mark.parametrize("state", ["success", "failed", "pending", "rebooting"])
+def test_migration_from_nvidias_manager_evicts_no_pod(state: str) -> None:
+    request_of_another_manager(None, state)
 
 
 def another_layout(death: Death | None) -> Story:
@@ -265,13 +272,18 @@ def test_a_record_lost_at_any_point_evicts_no_pod_without_a_request(
         assert make_story(Death(at, loses_record=True)).deaths == 1, at
 
 
-def test_a_label_that_is_set_again_evicts_for_a_drifted_layout() -> None:
+@pytest.mark.parametrize(
+    ("meanwhile", "refusals"), [(None, []), ("none", [Reason.UNKNOWN_CONFIG])]
+)
+def test_a_label_that_is_set_again_evicts_for_a_drifted_layout(
+    meanwhile: str | None, refusals: list[Reason]
+) -> None:
     story = active(None)
     nodes.add_pod_on_foreign_instances(story.rig)
 
-    story.run_agent(story.label(None), story.label("all-balanced"))
+    story.run_agent(story.label(meanwhile), story.label("all-balanced"))
 
-    assert story.reasons == [Reason.DRIFTED, Reason.APPLIED]
+    assert story.reasons == [Reason.DRIFTED, *refusals, Reason.APPLIED]
     assert "foreign" not in story.rig.pods.names
 
 
