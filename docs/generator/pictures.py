@@ -15,7 +15,7 @@ from docs.generator import terminal
 from mig_manager.adapters.host import process
 from mig_manager.catalogue import hardware
 from mig_manager.core import timestamps
-from mig_manager.core.display import bar
+from mig_manager.core.display import styles
 from mig_manager.core.fleet import fleet_nodes, node_reports, overview
 from mig_manager.core.layout import available_layouts
 from mig_manager.core.layout import config as layouts
@@ -142,7 +142,7 @@ def top() -> str:
             *pods("", "mig-7g.40gb", 2),
         ],
     )
-    style = bar.Style(colour=True, columns=100)
+    style = styles.Style(colour=True, columns=100)
     lines = overview.draw(shown, style=style, selected="gpu-2")
     return terminal.draw(
         [_prompt("kubectl mig top"), *lines],

@@ -1,6 +1,6 @@
 """What a program writes to a terminal, as a picture.
 
-Only what our own programs write: the attributes of ``core.display.bar.Tone``, and box-drawing
+Only what our own programs write: the attributes of ``core.display.styles.Tone``, and box-drawing
 characters, which become lines, because fonts leave gaps between them.
 """
 

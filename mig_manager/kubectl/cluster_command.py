@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from mig_manager import errors, reasons
 from mig_manager.adapters import cluster_reader, kubectl
 from mig_manager.cli.toolkit import console, documents
-from mig_manager.core.display import bar
+from mig_manager.core.display import styles
 from mig_manager.core.fleet import node_reports
 from mig_manager.core.layout import layout_documents
 from mig_manager.core.settings import node_settings
@@ -27,7 +27,7 @@ class ClusterCommand:
         self.reader = cluster_reader.ClusterReader(self.kubectl.get)
 
     @property
-    def style(self) -> bar.Style:
+    def style(self) -> styles.Style:
         """The terminal's present style."""
         return self._terminal.style(self._settings.colour)
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from mig_manager import errors, reasons
 from mig_manager.adapters import cluster_reader
 from mig_manager.core import timestamps
-from mig_manager.core.display import bar, tables
+from mig_manager.core.display import styles, tables
 from mig_manager.core.fleet import node_moments, node_reports
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ def _from_node(
         )
 
 
-def last_run(past: NodeHistory, *, style: bar.Style) -> list[str]:
+def last_run(past: NodeHistory, *, style: styles.Style) -> list[str]:
     """Return a table of moments since the start of the last run; empty before the first run."""
     run = past.report.node.status
     began = run.started_at if run else None
@@ -129,12 +129,12 @@ def last_run(past: NodeHistory, *, style: bar.Style) -> list[str]:
     return ["\n".join(table(moments, style=style))]
 
 
-def table(moments: Iterable[node_moments.Moment], *, style: bar.Style) -> list[str]:
+def table(moments: Iterable[node_moments.Moment], *, style: styles.Style) -> list[str]:
     """Return a line for every moment."""
     return tables.columns(_MOMENTS, map(_row, moments), style=style)
 
 
 def _row(moment: node_moments.Moment) -> tables.Row:
     what = moment.what + (f" x{moment.count}" if moment.count > 1 else "")
-    tone = bar.Tone.BAD if moment.is_warning else bar.Tone.PLAIN
+    tone = styles.Tone.BAD if moment.is_warning else styles.Tone.PLAIN
     return timestamps.show(moment.at) or "-", (what, tone), moment.message

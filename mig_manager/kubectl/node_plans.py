@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from mig_manager.adapters import cluster_reader
 from mig_manager.cli.toolkit import gpu_text, plan_table
 from mig_manager.core import messages
-from mig_manager.core.display import bar
+from mig_manager.core.display import styles
 from mig_manager.core.fleet import cluster_plan, listed_layouts, node_reports, preview
 from mig_manager.core.layout import layout_documents, layouts
 from mig_manager.core.node.devices import resources
@@ -79,12 +79,12 @@ def _of_node(
     return dataclasses.replace(result, notes=(*notes, *result.notes))
 
 
-def pictures(plans: cluster_plan.ClusterPlan, *, style: bar.Style) -> str:
+def pictures(plans: cluster_plan.ClusterPlan, *, style: styles.Style) -> str:
     """Draw the change of every node."""
     blocks = []
     for node in plans.nodes:
         title = style.fit(f"{node.name}: {plans.layout} of {plans.source}")
-        lines = [style.paint(title, bar.Tone.STRONG)]
+        lines = [style.paint(title, styles.Tone.STRONG)]
         lines += style.notes(node.notes)
         if node.planned is None:
             lines.append(style.wrap(f"{node.fit.words}: {node.message}", indent="  "))

@@ -9,7 +9,7 @@ from mig_manager.adapters import cluster_reader
 from mig_manager.cli.toolkit import gpu_text
 from mig_manager.core import messages, timestamps
 from mig_manager.core.answers import gpu_answers
-from mig_manager.core.display import bar, picture
+from mig_manager.core.display import picture, styles
 from mig_manager.core.fleet import node_reports, overview
 from mig_manager.core.node.devices import resources
 
@@ -98,7 +98,7 @@ class ClusterStatus:
         }
 
 
-def pictures(status: ClusterStatus, *, style: bar.Style) -> str:
+def pictures(status: ClusterStatus, *, style: styles.Style) -> str:
     """Draw every node."""
     blocks = []
     for report in status.reports:
@@ -114,7 +114,7 @@ def pictures(status: ClusterStatus, *, style: bar.Style) -> str:
 
 
 def _users(
-    status: ClusterStatus, report: node_reports.NodeReport, style: bar.Style
+    status: ClusterStatus, report: node_reports.NodeReport, style: styles.Style
 ) -> Iterable[str]:
     kinds = status.kinds(report)
     if kinds is None:
@@ -169,7 +169,7 @@ def line(report: node_reports.NodeReport) -> str:
     return ", ".join(filter(None, words))
 
 
-def headline(report: node_reports.NodeReport, now: dt.datetime, style: bar.Style) -> str:
+def headline(report: node_reports.NodeReport, now: dt.datetime, style: styles.Style) -> str:
     """Return a node's state in one line."""
     node, run = report.node, report.run
     rest = [f"requested {node.requested or 'nothing'}"]
@@ -184,4 +184,4 @@ def headline(report: node_reports.NodeReport, now: dt.datetime, style: bar.Style
     if run and run.retry_at and run.retry_at > now:
         rest.append(f"next attempt in {timestamps.age(now, run.retry_at)}")
     state = report.state.value, overview.tone_of(report.state)
-    return style.title([(node.name, bar.Tone.STRONG), state], rest)
+    return style.title([(node.name, styles.Tone.STRONG), state], rest)

@@ -9,7 +9,7 @@ from typing import Any
 from mig_manager import errors
 from mig_manager.core import messages, model
 from mig_manager.core.answers import partitioner_answers, plan_answers
-from mig_manager.core.display import bar, picture
+from mig_manager.core.display import picture, styles
 from mig_manager.core.files import json_text
 from mig_manager.core.objects import well_known
 from mig_manager.core.partitioning import decider, demand
@@ -64,7 +64,7 @@ class DecisionReport:
             ],
         }
 
-    def text(self, style: bar.Style) -> str:
+    def text(self, style: styles.Style) -> str:
         """Return the report for people; lines fit the style's width."""
         blocks = [_node_text(each, style) for each in self.nodes]
         if not self.nodes:
@@ -85,12 +85,12 @@ class DecisionReport:
         return "\n\n".join(blocks)
 
 
-def pod_list(title: str, rows: Iterable[tuple[str, str]], style: bar.Style) -> str:
+def pod_list(title: str, rows: Iterable[tuple[str, str]], style: styles.Style) -> str:
     """Return pods with the reason of each, below a title."""
     lines = (
         style.wrap(messages.with_full_stop(f"{pod}: {why}"), indent="  ") for pod, why in rows
     )
-    return "\n".join([style.paint(title, bar.Tone.STRONG), *lines])
+    return "\n".join([style.paint(title, styles.Tone.STRONG), *lines])
 
 
 def simulate(
@@ -161,9 +161,9 @@ def items(text: str, kind: str) -> Sequence[Mapping[str, Any]]:
     return objects
 
 
-def _node_text(result: NodeResult, style: bar.Style) -> str:
+def _node_text(result: NodeResult, style: styles.Style) -> str:
     node, change = result.node, result.change
-    title = style.paint(style.fit(node.name), bar.Tone.STRONG)
+    title = style.paint(style.fit(node.name), styles.Tone.STRONG)
     if change is None:
         why = f"left alone: {node.unusable}" if node.unusable else "stays as it is"
         return f"{title}\n{style.wrap(messages.with_full_stop(why), indent='  ')}"

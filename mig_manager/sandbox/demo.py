@@ -11,7 +11,7 @@ from mig_manager.adapters import host
 from mig_manager.adapters.host import files
 from mig_manager.catalogue import hardware
 from mig_manager.core import messages, model
-from mig_manager.core.display import bar, picture
+from mig_manager.core.display import picture, styles
 from mig_manager.core.layout import config
 from mig_manager.core.objects import well_known
 from mig_manager.sandbox import demo_layouts, ending, node_spec, scenarios, stages, timeline
@@ -84,7 +84,7 @@ class DemoOptions:
         return text + demo_layouts.render(self.gpus, document, names=(name,))
 
 
-def run(options: DemoOptions, *, say: Callable[[str], None], style: bar.Style) -> int:
+def run(options: DemoOptions, *, say: Callable[[str], None], style: styles.Style) -> int:
     """Play one scenario; return 0 if all checks pass, else 1.
 
     Raises:
@@ -102,7 +102,7 @@ def run(options: DemoOptions, *, say: Callable[[str], None], style: bar.Style) -
         agent_options=("--custom-layouts", *scenario.agent_options),
     )
     title = style.fit(f"{scenario.title}, on {options.spec} (simulated)")
-    say(style.paint(title, bar.Tone.STRONG))
+    say(style.paint(title, styles.Tone.STRONG))
     say(STARTING)
     with ending.on_signals(stage.fail), stage:
         publish_layouts(stage)
@@ -123,11 +123,11 @@ def say_next(
     *,
     who: str,
     say: Callable[[str], None],
-    style: bar.Style,
+    style: styles.Style,
 ) -> None:
     """Print purposes and commands for them; keep the stage up if requested."""
     where = ", in another terminal" if options.is_kept else ""
-    say(f"\n{style.paint(f'Try next{where}', bar.Tone.STRONG)}\n")
+    say(f"\n{style.paint(f'Try next{where}', styles.Tone.STRONG)}\n")
     if options.is_kept:
         say(f"  export KUBECONFIG={shlex.quote(str(stage.kubeconfig))}")
     for line in options.exports:
@@ -195,7 +195,7 @@ def _show(
     layout: str,
     *,
     say: Callable[[str], None],
-    style: bar.Style,
+    style: styles.Style,
 ) -> bool:
     lines = timeline.Timeline(say, style, host.SystemClock(), fail=stage.fail)
     stop = stage.cluster.listen(lines.receive)
@@ -210,14 +210,16 @@ def _show(
     stop()
     say_checks(checks, say=say, style=style)
     outcome = picture.draw_outcome(before, stage.gpus.observe(), style=style)
-    say(f"\n{style.paint('The GPUs before and after', bar.Tone.STRONG)}\n\n{outcome}")
+    say(f"\n{style.paint('The GPUs before and after', styles.Tone.STRONG)}\n\n{outcome}")
     return all(checks.values())
 
 
-def say_checks(checks: scenarios.Checks, *, say: Callable[[str], None], style: bar.Style) -> None:
+def say_checks(
+    checks: scenarios.Checks, *, say: Callable[[str], None], style: styles.Style
+) -> None:
     """Write a line for every check and its result."""
     say("")
     for text, holds in checks.items():
-        mark, tone = ("✓", bar.Tone.GOOD) if holds else ("✗", bar.Tone.BAD)
+        mark, tone = ("✓", styles.Tone.GOOD) if holds else ("✗", styles.Tone.BAD)
         line = style.plain(style.fit(f"{mark} {text}", further="  "))
         say(f"{style.paint(line[0], tone)}{line[1:]}")

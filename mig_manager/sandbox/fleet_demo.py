@@ -12,7 +12,7 @@ from typing import Any
 
 from mig_manager.adapters import host
 from mig_manager.core import messages, timestamps
-from mig_manager.core.display import bar
+from mig_manager.core.display import styles
 from mig_manager.core.fleet import fleet_nodes, node_reports, overview
 from mig_manager.core.node.devices import resources
 from mig_manager.core.objects import pod_object, well_known
@@ -35,7 +35,7 @@ def run(
     count: int,
     *,
     say: Callable[[str], None],
-    style: bar.Style,
+    style: styles.Style,
     is_live: bool,
 ) -> int:
     """Play the scenario on ``count`` nodes, at least five; return 0 if all checks pass, else 1.
@@ -57,7 +57,7 @@ def run(
         names=names,
     )
     title = f"{count} nodes with {options.spec} each (simulated)"
-    say(style.paint(style.fit(title), bar.Tone.STRONG))
+    say(style.paint(style.fit(title), styles.Tone.STRONG))
     say(demo.STARTING)
     with ending.on_signals(stage.fail), stage:
         demo.publish_layouts(stage)
@@ -247,7 +247,7 @@ class _NodeBoard:
         self,
         stage: stages.Stage,
         say: Callable[[str], None],
-        style: bar.Style,
+        style: styles.Style,
         *,
         is_live: bool,
     ) -> None:
@@ -281,7 +281,7 @@ class _NodeBoard:
 
     def say(self, text: str) -> None:
         """Show an action of a person."""
-        self._add("you", text, bar.Tone.STRONG)
+        self._add("you", text, styles.Tone.STRONG)
 
     def nodes(self) -> list[str]:
         """Return the present nodes in lines."""
@@ -318,12 +318,12 @@ class _NodeBoard:
         if is_known:
             return
         tone = {
-            run_status.State.SUCCESS: bar.Tone.GOOD,
-            run_status.State.FAILED: bar.Tone.BAD,
-        }.get(last_run.state, bar.Tone.PLAIN)
+            run_status.State.SUCCESS: styles.Tone.GOOD,
+            run_status.State.FAILED: styles.Tone.BAD,
+        }.get(last_run.state, styles.Tone.PLAIN)
         self._add(node.name, f"{last_run.state.value}: {last_run.message}", tone)
 
-    def _add(self, who: str, text: str, tone: bar.Tone) -> None:
+    def _add(self, who: str, text: str, tone: styles.Tone) -> None:
         at = f"{self._clock.monotonic() - self._began_s:7.2f} s"
         line = f"{at}  {who:<6}  {messages.printable(text, ' ')}"
         text = self._style.fit(line, further=" " * 19)
@@ -335,19 +335,21 @@ class _NodeBoard:
 
     def _draw(self) -> None:
         """Draw the view at every change until the end, then erase it."""
-        block = bar.Block()
+        drawn: list[str] = []
         try:
             while True:
                 self._changed.clear()
                 if self._is_over.is_set():
-                    self._say(block.draw(()))
+                    self._say(styles.redraw((), height=len(drawn)))
                     self._say("\n".join(self._lines))
                     return
                 with self._lock:
                     events = self._lines[-_EVENTS:]
                 lines = [*self.nodes(), "", *events]
                 rows = shutil.get_terminal_size().lines
-                self._say(block.draw(lines[: max(rows - 2, 1)]))
+                lines = lines[: max(rows - 2, 1)]
+                self._say(styles.redraw(lines, height=len(drawn)))
+                drawn = lines
                 self._changed.wait()
                 self._is_over.wait(_DRAW_S)
         except Exception as error:  # noqa: BLE001 - the main thread raises it

@@ -5,18 +5,18 @@ import threading
 from collections.abc import Callable
 
 from mig_manager.core import timing
-from mig_manager.core.display import bar
+from mig_manager.core.display import styles
 from mig_manager.core.objects import well_known
 from mig_manager.sandbox.node import cluster_view, objects
 
 _WHO_TONES = {
-    "you": bar.Tone.STRONG,
-    "agent": bar.Tone.CYAN,
-    "pods": bar.Tone.WARN,
-    "plugin": bar.Tone.MAGENTA,
-    "kubelet": bar.Tone.BLUE,
+    "you": styles.Tone.STRONG,
+    "agent": styles.Tone.CYAN,
+    "pods": styles.Tone.WARN,
+    "plugin": styles.Tone.MAGENTA,
+    "kubelet": styles.Tone.BLUE,
 }
-_STATE_TONES = {"success": bar.Tone.GOOD, "failed": bar.Tone.BAD}
+_STATE_TONES = {"success": styles.Tone.GOOD, "failed": styles.Tone.BAD}
 
 
 class Timeline:
@@ -32,7 +32,7 @@ class Timeline:
     def __init__(
         self,
         say: Callable[[str], None],
-        style: bar.Style,
+        style: styles.Style,
         clock: timing.Clock,
         *,
         fail: Callable[[Exception], None],
@@ -55,7 +55,7 @@ class Timeline:
         with self._lock:
             self._began_s = None
 
-    def add(self, who: str, text: str, tone: bar.Tone = bar.Tone.PLAIN) -> None:
+    def add(self, who: str, text: str, tone: styles.Tone = styles.Tone.PLAIN) -> None:
         """Write one line."""
         with self._lock:
             if self._began_s is None:
@@ -66,7 +66,7 @@ class Timeline:
             # Instead of the start, whose colours have no width and whose spaces would be dropped.
             lines = self._style.fit("x" * columns + text, further=" " * columns)
             line = self._style.paint(self._style.plain(lines[columns:]), tone)
-            self._say(f"{self._style.paint(at, bar.Tone.FAINT)}  {name} {line}")
+            self._say(f"{self._style.paint(at, styles.Tone.FAINT)}  {name} {line}")
 
     def receive(self, kind: cluster_view.WatchedKind, obj: objects.JsonObject) -> None:
         """Write lines for an added, changed or deleted object; raises nothing."""
@@ -93,10 +93,10 @@ class Timeline:
             reason = f" ({status['reason']})" if "reason" in status else ""
             message = f"{state}{reason}: {status.get('message', '')}"
             if self._is_new("status", message):
-                self.add("agent", message, _STATE_TONES.get(state, bar.Tone.PLAIN))
+                self.add("agent", message, _STATE_TONES.get(state, styles.Tone.PLAIN))
         fault = objects.true_conditions(node).get(well_known.RECOVERY_CONDITION, "")
         if self._is_new(well_known.RECOVERY_CONDITION, fault):
-            tone = bar.Tone.WARN if fault else bar.Tone.PLAIN
+            tone = styles.Tone.WARN if fault else styles.Tone.PLAIN
             self.add("agent", fault or "sees no GPU with a fault any more", tone)
         for key, value in sorted(objects.labels(node).items()):
             is_gate = key.startswith(well_known.DEPLOY_LABEL_PREFIX)

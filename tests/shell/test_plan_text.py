@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from mig_manager.catalogue import hardware
 from mig_manager.cli.toolkit import gpu_text
 from mig_manager.core.answers import gpu_answers
-from mig_manager.core.display import bar
+from mig_manager.core.display import styles
 from mig_manager.core.layout import config, layouts, plans
 from mig_manager.core.node import gpu_use
 from mig_manager.core.objects import pod_object
@@ -35,7 +35,7 @@ def with_layout(name: str, *, count: int = 2) -> LocalRig:
 
 
 def drawn(planned: plans.Planned, *, is_wide: bool = False) -> str:
-    return gpu_text.plan(planned, is_wide=is_wide, style=bar.Style())
+    return gpu_text.plan(planned, is_wide=is_wide, style=styles.Style())
 
 
 def usage_of(devices: Mapping[str, Iterable[str]]) -> gpu_use.Usage:

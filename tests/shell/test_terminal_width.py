@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 import pytest
 
 from mig_manager.cli.toolkit import plan_table
-from mig_manager.core.display import bar
+from mig_manager.core.display import styles
 from mig_manager.core.fleet import cluster_plan
 from mig_manager.reasons import Reason
 from tests.rigs.shell import commandline, plugin_rig
@@ -75,7 +75,7 @@ def test_paths_and_labels_are_never_broken(partitioned_shell: commandline.Shell)
 def test_quoted_commands_are_never_broken() -> None:
     command = "'kubectl label node gpu-node-1.example.org nvidia.com/mig.config=all-balanced'"
     sentence = f"The nodes' labels differ from the node's pods: run {command} and wait."
-    style = bar.Style(columns=60)
+    style = styles.Style(columns=60)
     for text in (style.wrap(sentence), style.fit(sentence)):
         assert command in text
         assert text.count("\n") == 2
@@ -109,7 +109,7 @@ def test_the_preview_of_a_rollout_fits_the_terminal(columns: int) -> None:
     )
     plan = cluster_plan.ClusterPlan(layout=None, source="x.yaml", nodes=nodes, pods_not_known="")
 
-    shown = plan_table.table(plan, style=bar.Style(columns=columns))
+    shown = plan_table.table(plan, style=styles.Style(columns=columns))
 
     assert max(map(len, shown.splitlines())) <= columns
     assert "training/worker-0" in shown

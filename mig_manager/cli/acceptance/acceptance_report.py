@@ -11,7 +11,7 @@ from mig_manager.cli.acceptance import confirmed_course
 from mig_manager.core import messages
 from mig_manager.core.acceptance import differences as compared
 from mig_manager.core.acceptance import stages, surveys
-from mig_manager.core.display import bar
+from mig_manager.core.display import styles
 from mig_manager.sandbox import node_spec, twin
 
 if TYPE_CHECKING:
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 _SLOWEST = 5  # functions that the summary lists
 _VERDICTS = {
-    compared.Verdict.AS_EXPECTED: (bar.Tone.GOOD, "these GPUs behave as expected"),
-    compared.Verdict.DIFFERS: (bar.Tone.WARN, "no difference affects layouts on these GPUs"),
-    compared.Verdict.REVIEW: (bar.Tone.BAD, "a difference may affect layouts: see below"),
+    compared.Verdict.AS_EXPECTED: (styles.Tone.GOOD, "these GPUs behave as expected"),
+    compared.Verdict.DIFFERS: (styles.Tone.WARN, "no difference affects layouts on these GPUs"),
+    compared.Verdict.REVIEW: (styles.Tone.BAD, "a difference may affect layouts: see below"),
 }
 
 
@@ -92,7 +92,7 @@ def report(
     }
 
 
-def summary(answer: "captures.Acceptance", path: pathlib.Path, style: bar.Style) -> str:
+def summary(answer: "captures.Acceptance", path: pathlib.Path, style: styles.Style) -> str:
     """Return verdict, differences and the slowest functions for people."""
     names: dict[str, int] = {}
     for gpu in answer["gpus"]:

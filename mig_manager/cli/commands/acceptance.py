@@ -4,7 +4,7 @@ import pathlib
 
 from mig_manager.cli import gpu_settings
 from mig_manager.cli.toolkit import console
-from mig_manager.core.display import bar
+from mig_manager.core.display import styles
 from mig_manager.core.settings import node_settings, options
 
 ABOUT = """
@@ -114,5 +114,5 @@ def run(settings: Settings, terminal: console.Console) -> int:
         path = settings.answer_file or _FILE
         files.write_output(path, text)
         summary = acceptance_report.summary(answer, path, terminal.style(settings.colour))
-        terminal.say(bar.harmless(summary))
+        terminal.say(styles.harmless(summary))
     return console.FAILED if answer["differences"] else console.DONE

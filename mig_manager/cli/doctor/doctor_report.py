@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from mig_manager.core import messages
 from mig_manager.core.answers import check_answers
-from mig_manager.core.display import bar, tables
+from mig_manager.core.display import styles, tables
 
 
 class CheckResult(enum.Enum):
@@ -77,15 +77,15 @@ class DoctorReport:
         }
 
 
-_TONES: Mapping[CheckResult, bar.Tone] = {
-    CheckResult.OK: bar.Tone.GOOD,
-    CheckResult.WARN: bar.Tone.WARN,
-    CheckResult.FAIL: bar.Tone.BAD,
-    CheckResult.SKIPPED: bar.Tone.FAINT,
+_TONES: Mapping[CheckResult, styles.Tone] = {
+    CheckResult.OK: styles.Tone.GOOD,
+    CheckResult.WARN: styles.Tone.WARN,
+    CheckResult.FAIL: styles.Tone.BAD,
+    CheckResult.SKIPPED: styles.Tone.FAINT,
 }
 
 
-def table(report: DoctorReport, *, style: bar.Style) -> str:
+def table(report: DoctorReport, *, style: styles.Style) -> str:
     """Return the findings for people, with remedies below the problems."""
     rows: list[tables.Row] = []
     skipped: dict[str, list[str]] = collections.defaultdict(list)

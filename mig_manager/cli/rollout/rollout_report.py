@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from mig_manager.core import messages
-from mig_manager.core.display import bar
+from mig_manager.core.display import styles
 from mig_manager.core.fleet import goals, node_progress, rollout
 
 if TYPE_CHECKING:
@@ -12,15 +12,15 @@ if TYPE_CHECKING:
 
 _MAX_ROWS = 20  # nodes in a live table, even if the terminal has room for more
 
-_TONES: Mapping[node_progress.NodeProgressState, bar.Tone] = {
-    node_progress.NodeProgressState.SUCCESS: bar.Tone.GOOD,
-    node_progress.NodeProgressState.PENDING: bar.Tone.CYAN,
-    node_progress.NodeProgressState.TO_DO: bar.Tone.FAINT,
-    node_progress.NodeProgressState.FAILED: bar.Tone.BAD,
-    node_progress.NodeProgressState.TIMED_OUT: bar.Tone.BAD,
-    node_progress.NodeProgressState.NO_RESPONSE: bar.Tone.BAD,
-    node_progress.NodeProgressState.SKIPPED: bar.Tone.WARN,
-    node_progress.NodeProgressState.SUPERSEDED: bar.Tone.WARN,
+_TONES: Mapping[node_progress.NodeProgressState, styles.Tone] = {
+    node_progress.NodeProgressState.SUCCESS: styles.Tone.GOOD,
+    node_progress.NodeProgressState.PENDING: styles.Tone.CYAN,
+    node_progress.NodeProgressState.TO_DO: styles.Tone.FAINT,
+    node_progress.NodeProgressState.FAILED: styles.Tone.BAD,
+    node_progress.NodeProgressState.TIMED_OUT: styles.Tone.BAD,
+    node_progress.NodeProgressState.NO_RESPONSE: styles.Tone.BAD,
+    node_progress.NodeProgressState.SKIPPED: styles.Tone.WARN,
+    node_progress.NodeProgressState.SUPERSEDED: styles.Tone.WARN,
 }
 _LISTED = (
     node_progress.NodeProgressState.FAILED,
@@ -43,14 +43,14 @@ _OUTCOMES: Mapping[rollout.RolloutPhase, str] = {
 
 
 def table(
-    decision: rollout.RolloutDecision, title: str, *, style: bar.Style, size: tuple[int, int]
+    decision: rollout.RolloutDecision, title: str, *, style: styles.Style, size: tuple[int, int]
 ) -> str:
     """Return the live table for a terminal of this size (columns, lines)."""
     columns, rows = size
     room = max(1, min(_MAX_ROWS, rows - 4))
     listed = sorted(decision.of(*_LISTED), key=lambda node: _LISTED.index(node.state))
     listed += decision.incomplete
-    lines = [bar.shorten(_counts(decision, title), columns - 1)]
+    lines = [styles.shorten(_counts(decision, title), columns - 1)]
     lines += [_row(node, style=style, columns=columns) for node in listed[:room]]
     if len(listed) > room:
         lines.append(f"  and {len(listed) - room} more")
@@ -76,7 +76,9 @@ def event(node: node_progress.NodeProgress, message: str = "") -> str:
     return f"{node.name}: {state}" + (f": {why}" if why else "")
 
 
-def outcome(decision: rollout.RolloutDecision, title: str, *, style: bar.Style, undo: str) -> str:
+def outcome(
+    decision: rollout.RolloutDecision, title: str, *, style: styles.Style, undo: str
+) -> str:
     """Return the outcome, and the nodes where the layout is not active on all GPUs.
 
     ``undo`` are the arguments of the command that undoes it; empty for an undo.
@@ -129,16 +131,16 @@ def data(decision: rollout.RolloutDecision, goal: goals.RolloutGoal) -> "fleet_a
     }
 
 
-def _row(node: node_progress.NodeProgress, *, style: bar.Style, columns: int) -> str:
+def _row(node: node_progress.NodeProgress, *, style: styles.Style, columns: int) -> str:
     state = f"{node.state.value:<11}"
-    name = f"{bar.shorten(node.name, columns // 2):<20}"
+    name = f"{styles.shorten(node.name, columns // 2):<20}"
     message = messages.printable(node.message, " ")
     why = " ".join(filter(None, (_without(node).strip(), node.phase, node.reason, message)))
     minutes, seconds = divmod(int(node.seconds), 60)
     time = f"{minutes}m{seconds:02}s" if minutes else f"{seconds}s"
     # Cut before painting: a line that the terminal wraps would break the table.
     room = columns - 1 - len(f"  {name}  {state}  ")
-    rest = bar.shorten(f"{time:>6}  {why}", room)
+    rest = styles.shorten(f"{time:>6}  {why}", room)
     return f"  {name}  {style.paint(state, _TONES[node.state])}  {rest}"
 
 

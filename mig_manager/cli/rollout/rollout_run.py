@@ -16,7 +16,7 @@ from mig_manager.adapters.kubernetes import api, fleet
 from mig_manager.cli.rollout import rollout_report, rollout_settings
 from mig_manager.cli.toolkit import console, documents, plan_table
 from mig_manager.core import messages
-from mig_manager.core.display import bar
+from mig_manager.core.display import styles
 from mig_manager.core.fleet import (
     cluster_plan,
     fleet_nodes,
@@ -239,7 +239,7 @@ class _Display:
         self._before: dict[str, node_progress.NodeProgressState] = {}
         self._clock = host.SystemClock()
         self._drawn_s = float("-inf")
-        self._block = bar.Block()
+        self._height = 0  # lines of the live table
 
     def show(self, decision: rollout.RolloutDecision) -> None:
         if not self._is_text:
@@ -261,8 +261,12 @@ class _Display:
         text = rollout_report.table(
             decision, self._title, style=self._style, size=(size.columns, size.lines)
         )
-        self._terminal.write(self._block.draw(text.split("\n")))
+        self._redraw(text.split("\n"))
 
     def clear(self) -> None:
         """Erase the live table, to make room for the outcome."""
-        self._terminal.write(self._block.draw(()))
+        self._redraw(())
+
+    def _redraw(self, lines: Sequence[str]) -> None:
+        self._terminal.write(styles.redraw(lines, height=self._height))
+        self._height = len(lines)

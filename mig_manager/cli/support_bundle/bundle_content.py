@@ -26,14 +26,14 @@ from mig_manager.cli.support_bundle import redaction
 from mig_manager.cli.toolkit import console, gpu_text, parser
 from mig_manager.core import gpu_processes
 from mig_manager.core.answers import gpu_answers
-from mig_manager.core.display import bar
+from mig_manager.core.display import styles
 from mig_manager.core.settings import host_settings, options
 
 MANIFEST = "manifest.json"
 _MAX_BYTES = 4 << 20  # a longer file keeps its end
 _MARGIN_S = 5.0
 """Extra time for doctor to end a check that hangs: its checks have the same time-out."""
-_PLAIN = bar.Style()
+_PLAIN = styles.Style()
 _VARIABLES = pathlib.Path("/etc/mig-manager/mig-manager.env")  # variables of our units
 
 _Read = Callable[[], str]

@@ -18,7 +18,7 @@ from mig_manager import errors, reasons
 from mig_manager.adapters import host
 from mig_manager.adapters.host import line_writer, process
 from mig_manager.core import messages
-from mig_manager.core.display import bar
+from mig_manager.core.display import styles
 from mig_manager.core.files import json_text
 from mig_manager.core.settings import node_settings
 
@@ -93,7 +93,7 @@ class Console:
             program=program,
         )
 
-    def style(self, colour: node_settings.Colour) -> bar.Style:
+    def style(self, colour: node_settings.Colour) -> styles.Style:
         """Return the style that standard output supports."""
         is_coloured = colour is node_settings.Colour.ALWAYS or (
             colour is node_settings.Colour.AUTO and self.stdout.isatty()
@@ -103,7 +103,7 @@ class Console:
         everywhere, characters, language = (self.environ.get(name, "") for name in variables)
         locale = everywhere or characters.replace(_COERCED, "") or language
         is_drawable = _encodable(self.stdout, _DRAWN_WITH) == _DRAWN_WITH
-        return bar.Style(
+        return styles.Style(
             colour=is_coloured,
             unicode=is_drawable and locale not in ("C", "POSIX"),
             columns=self._columns(),
@@ -171,7 +171,7 @@ class Console:
         if output_format.is_data:
             self.say(render_answer(data(), output_format))
         else:
-            self.say(bar.harmless(text()))
+            self.say(styles.harmless(text()))
         return DONE if is_good else FAILED
 
     def layout_file(
@@ -204,7 +204,7 @@ class Console:
         priority: line_writer.Priority = line_writer.Priority.NOTICE,
     ) -> None:
         """Write a sentence, and the remedy below it; never raises."""
-        style = bar.Style(columns=self.remark_columns)
+        style = styles.Style(columns=self.remark_columns)
         # Names from files and from the API must not control the terminal.
         line = f"{self.program}: {messages.printable(text, ' ')}"
         lines = [style.fit(line)]

@@ -4,7 +4,7 @@ import collections
 from collections.abc import Iterable, Mapping, Sequence
 
 from mig_manager.core import gpu_processes, messages, model, profile_name, steps
-from mig_manager.core.display import bar, picture, tables
+from mig_manager.core.display import picture, styles, tables
 from mig_manager.core.layout import plans
 from mig_manager.core.node.devices import strategies
 from mig_manager.core.records import gpu_recovery
@@ -18,7 +18,7 @@ def status(
     processes: gpu_processes.Processes | None,
     *,
     is_wide: bool,
-    style: bar.Style,
+    style: styles.Style,
 ) -> str:
     """Draw every GPU; wide: also its instances with ids and UUIDs, and the processes using it."""
     if not gpus:
@@ -37,9 +37,9 @@ def status(
     return "\n\n".join([*blocks, *missing])
 
 
-def _problems(sentences: Iterable[str], style: bar.Style) -> list[str]:
+def _problems(sentences: Iterable[str], style: styles.Style) -> list[str]:
     return [
-        style.paint(style.wrap(messages.printable(sentence, " ")), bar.Tone.BAD)
+        style.paint(style.wrap(messages.printable(sentence, " ")), styles.Tone.BAD)
         for sentence in sentences
     ]
 
@@ -67,7 +67,7 @@ def live_status(
     pods: Mapping[str, Sequence[str]],
     changed_by: str,
     is_wide: bool,
-    style: bar.Style,
+    style: styles.Style,
 ) -> tuple[str, Mapping[str, str]]:
     """Draw every GPU with its users and the process that is changing it.
 
@@ -102,7 +102,7 @@ def plan(
     result: plans.Planned,
     *,
     is_wide: bool,
-    style: bar.Style,
+    style: styles.Style,
     agent_evicts: bool | None = None,
     strategy: strategies.Strategy | None = None,
 ) -> str:
@@ -124,12 +124,12 @@ def plan(
         blocks.append("\n".join(rows))
     lines = [_disruption(result, style, agent_evicts=agent_evicts)]
     if result.origin:
-        lines.append(style.paint(style.wrap(f"Origin: {result.origin}"), bar.Tone.FAINT))
+        lines.append(style.paint(style.wrap(f"Origin: {result.origin}"), styles.Tone.FAINT))
     if result.plan.is_empty:
         # An agent still has its request to answer.
         rest = "nothing to do" if agent_evicts is None else "no GPU changes"
         verdict = f"Layout {result.layout} is already active: {rest}."
-        lines.append(style.paint(style.fit(verdict), bar.Tone.GOOD))
+        lines.append(style.paint(style.fit(verdict), styles.Tone.GOOD))
     else:
         lines += [
             style.wrap(f"Not for a device plugin with MIG strategy {each.value}: {why}")
@@ -139,7 +139,7 @@ def plan(
         is_first_part = result.plan.is_provisional
         later = " so far; the instances are planned once MIG is enabled" if is_first_part else ""
         verdict = f"Layout {result.layout}: {summary(result)}{later}."
-        lines.append(style.paint(style.fit(verdict, further="  "), bar.Tone.STRONG))
+        lines.append(style.paint(style.fit(verdict, further="  "), styles.Tone.STRONG))
     blocks.append("\n".join(filter(None, lines)))
     return "\n\n".join(blocks)
 
@@ -200,7 +200,7 @@ def difference(result: plans.Planned) -> str:
     return sentence
 
 
-def _disruption(result: plans.Planned, style: bar.Style, *, agent_evicts: bool | None) -> str:
+def _disruption(result: plans.Planned, style: styles.Style, *, agent_evicts: bool | None) -> str:
     """Say which pods would be evicted, or else which devices must be idle."""
     if result.evicted:
         return tables.listing("Pods that would be evicted", result.evicted, style)
@@ -219,7 +219,7 @@ def _disruption(result: plans.Planned, style: bar.Style, *, agent_evicts: bool |
     return "\n".join(lines)
 
 
-def _instances(gpu: model.Gpu, style: bar.Style) -> list[str]:
+def _instances(gpu: model.Gpu, style: styles.Style) -> list[str]:
     """Return the table of instances for ``-o wide``."""
     title = f"    {gpu.uuid} at {gpu.pci_address}, subsystem 0x{gpu.pci_subsystem_id:08X}"
     rows: list[tables.Row] = []

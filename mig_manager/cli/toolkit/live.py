@@ -15,7 +15,7 @@ from mig_manager import errors
 from mig_manager.adapters import host
 from mig_manager.cli.toolkit import console
 from mig_manager.core import messages
-from mig_manager.core.display import bar
+from mig_manager.core.display import styles
 from mig_manager.core.settings import node_settings
 
 _INTERVAL_S = 2.0
@@ -200,7 +200,7 @@ def _drawn(terminal: console.Console) -> Iterator[Callable[[], Sequence[str] | N
 def _draw(terminal: console.Console, text: str, trouble: str) -> None:
     """Draw as many lines as fit, and a hint or the current problem below."""
     rows = os.get_terminal_size(terminal.stdout.fileno()).lines
-    lines = bar.harmless(text).split("\n")
+    lines = styles.harmless(text).split("\n")
     shown = lines[: max(1, (rows or _ROWS) - 2)]
     key = "q" if terminal.stdin.isatty() else "Ctrl-C"
     hint = f"{host.SystemClock().now_iso()}  {key} quits"

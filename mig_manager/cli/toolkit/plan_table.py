@@ -5,19 +5,19 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from mig_manager.cli.toolkit import gpu_text
 from mig_manager.core import messages
-from mig_manager.core.display import bar, tables
+from mig_manager.core.display import styles, tables
 from mig_manager.core.fleet import cluster_plan
 
 _NODE, _COSTS = ("NODE",), ("FIT", "CHANGE", "EVICTED")
-_TONES: Mapping[cluster_plan.NodeFit, bar.Tone] = {
-    cluster_plan.NodeFit.UNCHANGED: bar.Tone.GOOD,
-    cluster_plan.NodeFit.FITS: bar.Tone.PLAIN,
-    cluster_plan.NodeFit.DOES_NOT_FIT: bar.Tone.BAD,
-    cluster_plan.NodeFit.UNKNOWN: bar.Tone.WARN,
+_TONES: Mapping[cluster_plan.NodeFit, styles.Tone] = {
+    cluster_plan.NodeFit.UNCHANGED: styles.Tone.GOOD,
+    cluster_plan.NodeFit.FITS: styles.Tone.PLAIN,
+    cluster_plan.NodeFit.DOES_NOT_FIT: styles.Tone.BAD,
+    cluster_plan.NodeFit.UNKNOWN: styles.Tone.WARN,
 }
 
 
-def table(plan: cluster_plan.ClusterPlan, *, style: bar.Style) -> str:
+def table(plan: cluster_plan.ClusterPlan, *, style: styles.Style) -> str:
     """Return a line for every node, notes, and a summary."""
     rows, notes = [], []
     for node in plan.nodes:
@@ -46,7 +46,7 @@ def evictions(previews: Iterable[cluster_plan.NodePlan]) -> str:
     return ", ".join(parts) or "none evicted"
 
 
-def unknown_pods(plan: cluster_plan.ClusterPlan, style: bar.Style) -> str:
+def unknown_pods(plan: cluster_plan.ClusterPlan, style: styles.Style) -> str:
     """Say why the affected pods are unknown."""
     return style.wrap(f"The affected pods are unknown: {plan.pods_not_known}")
 

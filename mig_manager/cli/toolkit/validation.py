@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from mig_manager import errors
 from mig_manager.core import messages
-from mig_manager.core.display import bar, tables
+from mig_manager.core.display import styles, tables
 from mig_manager.core.files import yaml_diagnostics
 from mig_manager.core.layout import gpu_selectors, layout_documents, layout_fit
 
@@ -46,7 +46,7 @@ class ValidatedFile:
             "warnings": [str(diagnostic) for diagnostic in self.document.warnings],
         }
 
-    def text(self, style: bar.Style) -> str:
+    def text(self, style: styles.Style) -> str:
         """Return the verdicts for people."""
         parts = [table(self.fits, style=style)] if self.fits else []
         if self.checks_portability:
@@ -73,14 +73,14 @@ class InvalidFile:
         }
 
 
-def files_text(results: Sequence[ValidatedFile | InvalidFile], style: bar.Style) -> str:
+def files_text(results: Sequence[ValidatedFile | InvalidFile], style: styles.Style) -> str:
     """Return the verdicts on several files for people, and the number of invalid files."""
     valid = [each for each in results if isinstance(each, ValidatedFile)]
     blocks = [f"{style.fit(each.document.source)}\n{each.text(style)}" for each in valid]
     if number := len(results) - len(valid):
         verb = "is" if number == 1 else "are"
         total = f"{number} of {messages.count(len(results), 'file')} {verb} invalid."
-        blocks.append(style.paint(total, bar.Tone.BAD))
+        blocks.append(style.paint(total, styles.Tone.BAD))
     return "\n\n".join(blocks)
 
 
@@ -109,7 +109,7 @@ def unknown_names(source: layout_documents.Document) -> Sequence[yaml_diagnostic
     return diagnostics
 
 
-def table(result: layout_fit.Validation, *, style: bar.Style) -> str:
+def table(result: layout_fit.Validation, *, style: styles.Style) -> str:
     """Return a table of layouts and products, and why layouts do not fit."""
     drawn = result
     if len(result.layouts) > _MAX_ROWS:
@@ -160,7 +160,7 @@ def _is_for_others(result: layout_fit.Validation, layout: str) -> bool:
     return {result.product_fits[layout, product].fit for product in result.products} <= others
 
 
-def _portability(document: layout_documents.Document, *, style: bar.Style) -> str:
+def _portability(document: layout_documents.Document, *, style: styles.Style) -> str:
     """Name the lines of a layout file that nvidia-mig-parted does not understand."""
     if not document.extensions:
         return style.fit(f"{document.source}: nvidia-mig-parted understands all of it.")
@@ -169,15 +169,15 @@ def _portability(document: layout_documents.Document, *, style: bar.Style) -> st
 
 
 _FITS = {
-    layout_fit.Fit.FITS: ("✓", bar.Tone.GOOD, "fits"),
-    layout_fit.Fit.DOES_NOT_FIT: ("✗", bar.Tone.BAD, "does not fit"),
-    layout_fit.Fit.ELSEWHERE: ("-", bar.Tone.FAINT, "fits other GPUs only"),
-    layout_fit.Fit.NOT_FOR_IT: ("·", bar.Tone.FAINT, "selects other GPUs"),
-    layout_fit.Fit.UNKNOWN: ("?", bar.Tone.WARN, "unknown"),
+    layout_fit.Fit.FITS: ("✓", styles.Tone.GOOD, "fits"),
+    layout_fit.Fit.DOES_NOT_FIT: ("✗", styles.Tone.BAD, "does not fit"),
+    layout_fit.Fit.ELSEWHERE: ("-", styles.Tone.FAINT, "fits other GPUs only"),
+    layout_fit.Fit.NOT_FOR_IT: ("·", styles.Tone.FAINT, "selects other GPUs"),
+    layout_fit.Fit.UNKNOWN: ("?", styles.Tone.WARN, "unknown"),
 }
 
 
-def _elsewhere(result: layout_fit.Validation, style: bar.Style) -> Iterable[str]:
+def _elsewhere(result: layout_fit.Validation, style: styles.Style) -> Iterable[str]:
     """Yield why layouts fit only other GPUs: one line for all products with the same causes."""
     products: dict[str, list[str]] = {}
     for product in result.products:
@@ -191,7 +191,7 @@ def _elsewhere(result: layout_fit.Validation, style: bar.Style) -> Iterable[str]
         yield "-o json explains them all"
 
 
-def _by_product(result: layout_fit.Validation, style: bar.Style) -> Iterable[str]:
+def _by_product(result: layout_fit.Validation, style: styles.Style) -> Iterable[str]:
     for number, name in enumerate(result.products, start=1):
         yield style.fit(f"  {number:>2}  {name}")
     yield ""
@@ -202,7 +202,7 @@ def _by_product(result: layout_fit.Validation, style: bar.Style) -> Iterable[str
     yield from tables.columns(("", *map(str, range(1, number + 1))), rows, style=style)
 
 
-def _by_layout(result: layout_fit.Validation, style: bar.Style) -> Iterable[str]:
+def _by_layout(result: layout_fit.Validation, style: styles.Style) -> Iterable[str]:
     """Yield how many products every layout fits, if they are too many for columns."""
     rows: list[tables.Row] = []
     for layout in result.layouts:
@@ -213,13 +213,13 @@ def _by_layout(result: layout_fit.Validation, style: bar.Style) -> Iterable[str]
 
 
 def _summed_up(
-    result: layout_fit.Validation, drawn: layout_fit.Validation, style: bar.Style
+    result: layout_fit.Validation, drawn: layout_fit.Validation, style: styles.Style
 ) -> str:
     if result.misfits:
         number = len({misfit.layout for misfit in result.misfits})
         of_all = f"of {messages.count(len(result.layouts), 'layout')}"
         verb = "does" if number == 1 else "do"
-        return style.paint(f"{number} {of_all} {verb} not fit.", bar.Tone.BAD)
+        return style.paint(f"{number} {of_all} {verb} not fit.", styles.Tone.BAD)
     elsewhere = {
         name
         for (name, _), each in result.product_fits.items()
@@ -232,5 +232,5 @@ def _summed_up(
             outcome = "The layouts shown fit; use --must-fit to treat those for other GPUs as"
         return style.wrap(f"{outcome} an error.")
     if {each.fit for each in result.product_fits.values()} == {layout_fit.Fit.NOT_FOR_IT}:
-        return style.paint("No layout selects any of these GPUs.", bar.Tone.WARN)
-    return style.paint("Every layout fits the GPUs that it selects.", bar.Tone.GOOD)
+        return style.paint("No layout selects any of these GPUs.", styles.Tone.WARN)
+    return style.paint("Every layout fits the GPUs that it selects.", styles.Tone.GOOD)

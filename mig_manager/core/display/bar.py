@@ -5,167 +5,12 @@ an unbroken line, and a boundary that moves is a step.
 """
 
 import dataclasses
-import enum
 import itertools
-import re
-import textwrap
 from collections.abc import Iterable, Sequence
 
-from mig_manager.core import messages
+from mig_manager.core.display import styles
 
-WIDTH = 100  # columns of pictures and sentences outside a terminal
-_MIN_WIDTH, _MAX_WIDTH = 60, 120
-"""Pictures break below the least; eyes lose the line above the most."""
-_WHOLE = re.compile(r"(?<!\w)'[^']+'(?!\w)|\b[0-9]+x ")
-_JOINT = "\N{NO-BREAK SPACE}"
-"""Stands for a space that may not end a line: in a quoted command, after a count of a profile."""
 _OUTSIDE = 12  # columns of a picture beside its slices: labels and borders
-
-
-class Tone(enum.Enum):
-    """The meaning of a piece of text; the value is its ANSI attribute.
-
-    Light green and light yellow are unreadable on white.
-    """
-
-    PLAIN = ""
-    STRONG = "1"
-    FAINT = "2"
-    BAD = "31"
-    GOOD = "32"
-    WARN = "33"
-    BLUE = "34"
-    MAGENTA = "35"
-    CYAN = "36"
-    LIGHT_BLUE = "94"
-    LIGHT_MAGENTA = "95"
-
-
-TONE_OF_SIZE = {
-    1: Tone.CYAN,
-    2: Tone.LIGHT_BLUE,
-    3: Tone.MAGENTA,
-    4: Tone.LIGHT_MAGENTA,
-}
-"""Tones of GPU instances, by their compute slices."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Style:
-    """The capabilities of the reader's terminal."""
-
-    colour: bool = False  # whether to use ANSI colours, which only repeat the text
-    unicode: bool = True  # whether box-drawing characters can be encoded
-    columns: int | None = None  # width of the terminal; None: lines have no limit, as in a file
-
-    @property
-    def width(self) -> int:
-        """Columns of pictures and sentences."""
-        return WIDTH if self.columns is None else min(self.table_width or WIDTH, _MAX_WIDTH)
-
-    @property
-    def table_width(self) -> int | None:
-        """Columns of tables; None without a limit."""
-        return None if self.columns is None else max(self.columns, _MIN_WIDTH)
-
-    def wrap(self, text: str, *, indent: str = "", further: str = "") -> str:
-        """Return a sentence in lines that fit the page."""
-        return wrap_text(text, self.width, indent, f"{indent}{further or '  '}")
-
-    def notes(self, notes: Iterable[str]) -> list[str]:
-        """Return notes about a node as marked lines below its headline."""
-        return [self.wrap(note, indent="  ! ") for note in notes]
-
-    def fit(self, line: str, *, further: str = "    ") -> str:
-        """Return a line that programs may parse: wrapped at a terminal only."""
-        if self.table_width is None or len(line) <= self.table_width:
-            return line
-        return wrap_text(line, self.table_width, "", further)
-
-    def title(self, start: Sequence[tuple[str, Tone]], rest: Iterable[str]) -> str:
-        """Return words in one line that fits the page, the first ones in the colour of a tone.
-
-        They stay plain if the line breaks within them.
-        """
-        words = [word for word, _ in start]
-        line = self.plain(self.fit(" · ".join([*words, *rest])))
-        plain = self.plain(" · ".join(words))
-        if not line.startswith(plain):
-            return line
-        # Painted last, because colours take no columns.
-        painted = self.plain(" · ".join(self.paint(*each) for each in start))
-        return painted + line.removeprefix(plain)
-
-    def paint(self, text: str, tone: Tone) -> str:
-        """Return the text in the colour of the tone, or as it is."""
-        if not self.colour or tone is Tone.PLAIN or not text:
-            return text
-        return f"\x1b[{tone.value}m{text}\x1b[0m"
-
-    def plain(self, text: str) -> str:
-        """Return the text with typographic characters replaced when they cannot be encoded."""
-        return text if self.unicode else text.translate(_ASCII)
-
-
-def wrap_text(text: str, width: int, first: str = "", further: str = "") -> str:
-    """Wrap a text; paths, labels and quoted commands stay whole, because people copy them."""
-    joined = _WHOLE.sub(lambda match: match[0].replace(" ", _JOINT), text)
-    return textwrap.fill(
-        joined,
-        width,
-        initial_indent=first,
-        subsequent_indent=further,
-        break_on_hyphens=False,
-        break_long_words=False,
-    ).replace(_JOINT, " ")
-
-
-def shorten(text: str, room: int) -> str:
-    """Return a text, or its start if it does not fit so many columns."""
-    return text if len(text) <= room else text[: max(room - 1, 0)] + "…"
-
-
-_PAINTED = re.compile(rf"(\x1b\[(?:0|{'|'.join(tone.value for tone in Tone if tone.value)})m)")
-
-
-def harmless(text: str) -> str:
-    """Replace characters that control terminals, other than our colours and newlines.
-
-    Names come from files, nodes and processes.
-    """
-    parts = _PAINTED.split(text)
-    parts[::2] = ["\n".join(map(messages.printable, part.split("\n"))) for part in parts[::2]]
-    return "".join(parts)
-
-
-class Block:
-    """Lines on a terminal that each drawing replaces."""
-
-    def __init__(self) -> None:
-        self._height = 0
-
-    def draw(self, lines: Sequence[str]) -> str:
-        """Return the text that replaces the last drawing with these lines."""
-        # Start at the first column: a terminal prints ^C at the cursor.
-        erase = f"\r\x1b[{self._height}A\x1b[J" if self._height else ""
-        self._height = len(lines)
-        return erase + "".join(f"{line}\n" for line in lines)
-
-
-_ASCII = str.maketrans(
-    {
-        "·": ".",
-        "→": ">",
-        "…": "~",
-        "✓": "y",
-        "✗": "N",
-        "░": ":",
-        "█": "#",
-        "─": "-",
-        "│": "|",
-    }
-    | dict.fromkeys("┌┐└┘├┤┬┴┼", "+")
-)
 
 _JUNCTIONS = {
     # (a line comes from above, from below, from the left, from the right)
@@ -189,7 +34,7 @@ class Part:
     begin: float
     end: float
     title: str
-    tone: Tone = Tone.PLAIN
+    tone: styles.Tone = styles.Tone.PLAIN
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,7 +45,7 @@ class Cell:
     size: int
     title: str
     short: str = ""  # title where the room is too narrow
-    tone: Tone = Tone.PLAIN
+    tone: styles.Tone = styles.Tone.PLAIN
     fill: str = " "  # character that stands for the room around the title
     mark: str = ""  # a word for the outer border next to the cell
     parts: tuple[Part, ...] = ()
@@ -219,10 +64,10 @@ class Row:
     label: str = ""
 
 
-_Line = list[tuple[str, Tone]]
+_Line = list[tuple[str, styles.Tone]]
 
 
-def draw(rows: Sequence[Row], *, slices: int, style: Style) -> list[str]:
+def draw(rows: Sequence[Row], *, slices: int, style: styles.Style) -> list[str]:
     """Draw the rows on each other in one box, with the slices numbered below, as lines.
 
     Marks appear above the first and below the last row.
@@ -254,7 +99,11 @@ def draw(rows: Sequence[Row], *, slices: int, style: Style) -> list[str]:
     if len(rows) > 1:
         _put_marks(border, rows[-1].cells, pitch)
     ruler = "".join(str(slice_).ljust(pitch) for slice_ in range(slices)).rstrip()
-    return [*lines, margin + _render(border, style), f"{margin} {style.paint(ruler, Tone.FAINT)}"]
+    return [
+        *lines,
+        margin + _render(border, style),
+        f"{margin} {style.paint(ruler, styles.Tone.FAINT)}",
+    ]
 
 
 def _divisions(cells: Sequence[Cell], pitch: int, width: int) -> tuple[_Line, frozenset[int]]:
@@ -274,10 +123,10 @@ def _divisions(cells: Sequence[Cell], pitch: int, width: int) -> tuple[_Line, fr
 
 
 def _blank(width: int) -> _Line:
-    return [(" ", Tone.PLAIN)] * width
+    return [(" ", styles.Tone.PLAIN)] * width
 
 
-def _put(line: _Line, column: int, text: str, tone: Tone) -> None:
+def _put(line: _Line, column: int, text: str, tone: styles.Tone) -> None:
     line[column : column + len(text)] = [(character, tone) for character in text]
 
 
@@ -288,7 +137,7 @@ def _put_title(
     title = cell.title
     if len(title) > room and isinstance(cell, Cell):
         title = cell.short or title
-    title = shorten(title, room)
+    title = styles.shorten(title, room)
     if title and fill != " " and len(title) + 2 <= room:
         title = f" {title} "
     _put(line, column + 1, title.center(room, fill)[:room], cell.tone)
@@ -298,24 +147,27 @@ def _put_marks(border: _Line, cells: Iterable[Cell], pitch: int) -> None:
     for cell in cells:
         room = cell.size * pitch - 1
         word = f" {cell.mark} " if len(cell.mark) + 2 <= room else cell.mark
-        word = shorten(word, room)
+        word = styles.shorten(word, room)
         if cell.mark:
             _put(border, cell.start * pitch + 1 + (room - len(word)) // 2, word, cell.tone)
 
 
 def _put_verticals(line: _Line, edges: Iterable[int]) -> None:
     for column in edges:
-        _put(line, column, "│", Tone.FAINT)
+        _put(line, column, "│", styles.Tone.FAINT)
 
 
 def _border(above: frozenset[int], below: frozenset[int], width: int) -> _Line:
     return [
-        (_JUNCTIONS[column in above, column in below, column > 0, column < width - 1], Tone.FAINT)
+        (
+            _JUNCTIONS[column in above, column in below, column > 0, column < width - 1],
+            styles.Tone.FAINT,
+        )
         for column in range(width)
     ]
 
 
-def _render(line: _Line, style: Style) -> str:
+def _render(line: _Line, style: styles.Style) -> str:
     """Join the characters, one colour change per stretch and not per character."""
     stretches = itertools.groupby(line, key=lambda each: each[1])
     return "".join(

@@ -9,7 +9,7 @@ import itertools
 from collections.abc import Callable, Container, Hashable, Iterable, Mapping, Sequence
 
 from mig_manager.core import messages, model, profile_name, steps
-from mig_manager.core.display import bar
+from mig_manager.core.display import bar, styles
 
 WHOLE = "the whole GPU, not partitioned"  # how a GPU with MIG off is called
 _PLACED_LATER = "placements are decided once MIG is on"
@@ -20,14 +20,21 @@ FREE, _UNUSABLE = "·", " "
 _UNKNOWN_SLICES = 8  # drawn of a GPU whose driver lists no profiles yet
 _DESTROY, _CREATE, _CHANGE, _STAYS = "destroy", "create", "change", "stays"
 _TONE_OF_MARK = {
-    _DESTROY: bar.Tone.BAD,
-    _CREATE: bar.Tone.GOOD,
-    _CHANGE: bar.Tone.WARN,
-    _STAYS: bar.Tone.PLAIN,
+    _DESTROY: styles.Tone.BAD,
+    _CREATE: styles.Tone.GOOD,
+    _CHANGE: styles.Tone.WARN,
+    _STAYS: styles.Tone.PLAIN,
 }
+_TONE_OF_SIZE = {
+    1: styles.Tone.CYAN,
+    2: styles.Tone.LIGHT_BLUE,
+    3: styles.Tone.MAGENTA,
+    4: styles.Tone.LIGHT_MAGENTA,
+}
+"""Tones of GPU instances, by their compute slices."""
 
 
-def draw_gpus(gpus: Sequence[model.Gpu], *, style: bar.Style, has_offer: bool = True) -> str:
+def draw_gpus(gpus: Sequence[model.Gpu], *, style: styles.Style, has_offer: bool = True) -> str:
     """Draw every GPU with its instances in lines that fit the style's width.
 
     Equal GPUs, which are ascending by index, are drawn once. ``has_offer`` adds the names that a
@@ -46,7 +53,7 @@ def draw_gpus(gpus: Sequence[model.Gpu], *, style: bar.Style, has_offer: bool = 
             "! GPU instance without a compute instance: it only blocks memory slices; "
             "'apply' removes it."
         )
-        blocks.append(style.paint(style.wrap(legend), bar.Tone.BAD))
+        blocks.append(style.paint(style.wrap(legend), styles.Tone.BAD))
     return "\n\n".join(blocks)
 
 
@@ -55,7 +62,7 @@ def draw_change(
     plan: steps.Plan,
     *,
     selected: Container[str],
-    style: bar.Style,
+    style: styles.Style,
 ) -> str:
     """Draw each GPU before and after a plan, the current state above the planned one.
 
@@ -96,7 +103,7 @@ def draw_change(
 
 
 def draw_outcome(
-    before: Sequence[model.Gpu], after: Sequence[model.Gpu], *, style: bar.Style
+    before: Sequence[model.Gpu], after: Sequence[model.Gpu], *, style: styles.Style
 ) -> str:
     """Draw each GPU before and after a change, the previous state above the current one.
 
@@ -166,12 +173,12 @@ def _appearance(gpu: model.Gpu) -> Hashable:
     return gpu.name, gpu.pci_device_id, gpu.current_mode, gpu.pending_mode, instances
 
 
-def _header(alike: Sequence[model.Gpu], note: str, style: bar.Style) -> str:
+def _header(alike: Sequence[model.Gpu], note: str, style: styles.Style) -> str:
     first = alike[0]
     # ``GPU-`` and the first group of digits distinguish the GPUs of one node.
     short = "-".join(first.uuid.split("-")[:2])
     who = f"{len(alike)} alike" if len(alike) > 1 else short
-    title = f"GPU {indices(alike)}", bar.Tone.STRONG
+    title = f"GPU {indices(alike)}", styles.Tone.STRONG
     return style.title([title], [first.name, note, who])
 
 
@@ -193,7 +200,7 @@ def _mode_after(gpu: model.Gpu, gpu_plan: steps.GpuPlan) -> model.MigMode | None
     return changes[-1].mode if changes else gpu.current_mode
 
 
-def _offer(gpu: model.Gpu, style: bar.Style) -> list[str]:
+def _offer(gpu: model.Gpu, style: styles.Style) -> list[str]:
     """Return the names that a layout for this GPU may have: PCI id and profiles."""
     profiles = [info.profile for info in gpu.profiles or ()]
     profiles.sort(key=lambda each: (each.gpu_slices, each.memory_gb, str(each)))
@@ -204,7 +211,7 @@ def _offer(gpu: model.Gpu, style: bar.Style) -> list[str]:
     elif gpu.is_mig_capable:
         text += " · lists its profiles once MIG is on"
     lines = style.wrap(text, indent="    ").split("\n")
-    return [style.paint(style.plain(line), bar.Tone.FAINT) for line in lines]
+    return [style.paint(style.plain(line), styles.Tone.FAINT) for line in lines]
 
 
 def _slices(gpu: model.Gpu) -> int:
@@ -214,7 +221,7 @@ def _slices(gpu: model.Gpu) -> int:
     return max(possible + occupied, default=0)
 
 
-def _bar_change(gpu: model.Gpu, gpu_plan: steps.GpuPlan, style: bar.Style) -> list[str]:
+def _bar_change(gpu: model.Gpu, gpu_plan: steps.GpuPlan, style: styles.Style) -> list[str]:
     slices = _slices(gpu)
     if not slices:
         return ["    " + _PLACED_LATER]
@@ -265,7 +272,7 @@ def _cells_now(
                 title=f"! {gi.profile}",
                 short=f"! {cell.short}",
                 fill="░",
-                tone=cell.tone if mark else bar.Tone.BAD,
+                tone=cell.tone if mark else styles.Tone.BAD,
                 parts=(),
             )
         cells.append(cell)
@@ -273,11 +280,11 @@ def _cells_now(
 
 
 def _whole(slices: int, title: str) -> tuple[bar.Cell, ...]:
-    return (bar.Cell(start=0, size=slices, title=title, tone=bar.Tone.FAINT),)
+    return (bar.Cell(start=0, size=slices, title=title, tone=styles.Tone.FAINT),)
 
 
 def _cell(instance: model.GpuInstance | steps.TargetInstance, mark: str) -> bar.Cell:
-    tone = bar.TONE_OF_SIZE.get(instance.profile.gpu_slices, bar.Tone.BLUE)
+    tone = _TONE_OF_SIZE.get(instance.profile.gpu_slices, styles.Tone.BLUE)
     tone = _TONE_OF_MARK[mark] if mark else tone
     return bar.Cell(
         start=instance.placement.start,
@@ -293,7 +300,7 @@ def _cell(instance: model.GpuInstance | steps.TargetInstance, mark: str) -> bar.
 def _parts(
     inside: Sequence[model.ComputeInstance | steps.TargetComputeInstance],
     profile: model.Profile,
-    tone: bar.Tone,
+    tone: styles.Tone,
 ) -> tuple[bar.Part, ...]:
     """Divide a cell by compute instances, unless one spans the whole GPU instance."""
     if len(inside) == 1 and inside[0].profile.spans:
@@ -301,7 +308,7 @@ def _parts(
     total = profile.gpu_slices
     parts: list[bar.Part] = []
 
-    def add(start: int, end: int, title: str, tone: bar.Tone) -> None:
+    def add(start: int, end: int, title: str, tone: styles.Tone) -> None:
         share = min(end / total, 1.0)
         parts.append(bar.Part(begin=start / total, end=share, title=title, tone=tone))
 
@@ -310,11 +317,11 @@ def _parts(
     for ci in sorted(inside, key=lambda ci: ci.placement or nowhere):
         start = ci.placement.start if ci.placement else reached
         if start > reached:
-            add(reached, start, "", bar.Tone.FAINT)
+            add(reached, start, "", styles.Tone.FAINT)
         reached = start + ci.profile.compute_slices
         add(start, reached, f"{ci.profile.compute_slices}c", tone)
     if reached < total:
-        add(reached, total, FREE, bar.Tone.FAINT)
+        add(reached, total, FREE, styles.Tone.FAINT)
     return tuple(parts)
 
 
@@ -342,7 +349,7 @@ def _with_free_room(
                     size=1 + len(more),
                     title=_FREE_ROOM if is_usable else _NO_FIT,
                     short="" if is_usable else _NO_FIT_SHORT,
-                    tone=bar.Tone.FAINT,
+                    tone=styles.Tone.FAINT,
                     fill=FREE if is_usable else _UNUSABLE,
                 )
             )

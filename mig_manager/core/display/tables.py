@@ -4,15 +4,15 @@ import itertools
 from collections.abc import Iterable, Mapping, Sequence
 
 from mig_manager.core import messages
-from mig_manager.core.display import bar
+from mig_manager.core.display import styles
 
-Row = Sequence[str | tuple[str, bar.Tone]]  # cells of a table: a text, or a text and its tone
+Row = Sequence[str | tuple[str, styles.Tone]]  # cells of a table: a text, or a text and its tone
 _GAP = "  "
 _MIN_LAST = 40  # columns to wrap the last cell beside others; with fewer, it gets its own line
 
 
 def columns(
-    head: Sequence[str], rows: Iterable[Row], *, style: bar.Style, margin: str = ""
+    head: Sequence[str], rows: Iterable[Row], *, style: styles.Style, margin: str = ""
 ) -> list[str]:
     """Return the lines of a table beside a margin; a head without a text has no line.
 
@@ -20,7 +20,7 @@ def columns(
     columns stay aligned, and words whole.
     """
     table = [
-        [(cell, bar.Tone.PLAIN) if isinstance(cell, str) else cell for cell in row]
+        [(cell, styles.Tone.PLAIN) if isinstance(cell, str) else cell for cell in row]
         for row in (head, *rows)
     ]
     widths = [max(len(text) for text, _ in column) for column in zip(*table, strict=True)]
@@ -43,7 +43,7 @@ def columns(
 
 def _lines(text: str, width: int) -> list[str]:
     # Most cells fit, of thousands of nodes, too; wrapping takes longer than the rest.
-    return [text] if len(text) <= width else bar.wrap_text(text, width).split("\n")
+    return [text] if len(text) <= width else styles.wrap_text(text, width).split("\n")
 
 
 def _fold(widths: Sequence[int], room: int) -> Sequence[Mapping[int, int]]:
@@ -60,6 +60,6 @@ def _fold(widths: Sequence[int], room: int) -> Sequence[Mapping[int, int]]:
     return folds
 
 
-def listing(title: str, names: Sequence[str], style: bar.Style) -> str:
+def listing(title: str, names: Sequence[str], style: styles.Style) -> str:
     """Return a title and names; a long list ends with a count."""
     return style.wrap(f"{title}: {messages.list_names(names, limit=messages.MAX_AT_A_TERMINAL)}")

@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from mig_manager.core import messages, model
-from mig_manager.core.display import bar, picture
+from mig_manager.core.display import bar, picture, styles
 from mig_manager.core.fleet import fleet_nodes, node_reports
 from mig_manager.core.node.devices import resources
 from mig_manager.core.objects import pod_object, well_known
@@ -17,12 +17,12 @@ from mig_manager.core.objects import pod_object, well_known
 _PITCH = 4  # columns of a memory slice
 _IN_USE, _IDLE = "█", "░"
 LEGEND = f"{_IN_USE} in use  {_IDLE} idle  {picture.FREE} free"
-_TONES: Mapping[node_reports.NodeState, bar.Tone] = {
-    node_reports.NodeState.SUCCESS: bar.Tone.GOOD,
-    node_reports.NodeState.PENDING: bar.Tone.WARN,
-    node_reports.NodeState.REBOOTING: bar.Tone.WARN,
-    node_reports.NodeState.WAITING: bar.Tone.WARN,
-    node_reports.NodeState.NO_REQUEST: bar.Tone.FAINT,
+_TONES: Mapping[node_reports.NodeState, styles.Tone] = {
+    node_reports.NodeState.SUCCESS: styles.Tone.GOOD,
+    node_reports.NodeState.PENDING: styles.Tone.WARN,
+    node_reports.NodeState.REBOOTING: styles.Tone.WARN,
+    node_reports.NodeState.WAITING: styles.Tone.WARN,
+    node_reports.NodeState.NO_REQUEST: styles.Tone.FAINT,
 }
 """Tones by the state of a node; the other states are bad."""
 
@@ -44,7 +44,7 @@ class Overview:
         )
 
 
-def draw(overview: Overview, *, style: bar.Style, selected: str = "") -> list[str]:
+def draw(overview: Overview, *, style: styles.Style, selected: str = "") -> list[str]:
     """Return the lines of the overview, with a mark before the ``selected`` node."""
     width = max((len(report.node.name) for report in overview.reports), default=0)
     by_node: dict[str, list[pod_object.Pod]] = collections.defaultdict(list)
@@ -58,9 +58,9 @@ def draw(overview: Overview, *, style: bar.Style, selected: str = "") -> list[st
     return [*lines, "", *_footer(overview, style)]
 
 
-def tone_of(state: node_reports.NodeState) -> bar.Tone:
+def tone_of(state: node_reports.NodeState) -> styles.Tone:
     """Return the tone of a node's state."""
-    return _TONES.get(state, bar.Tone.BAD)
+    return _TONES.get(state, styles.Tone.BAD)
 
 
 def _mig_requests(pod: pod_object.Pod) -> Mapping[str, int]:
@@ -71,7 +71,7 @@ def _mig_requests(pod: pod_object.Pod) -> Mapping[str, int]:
     }
 
 
-def _headline(report: node_reports.NodeReport, width: int, style: bar.Style) -> str:
+def _headline(report: node_reports.NodeReport, width: int, style: styles.Style) -> str:
     """Return a node's name, state, layout and current activity in one line."""
     node = report.node
     state = report.state
@@ -86,8 +86,8 @@ def _headline(report: node_reports.NodeReport, width: int, style: bar.Style) -> 
         words.append(": ".join(filter(None, (run.reason or run.phase, run.message))))
     rest = messages.printable("  ".join(words), " ")
     room = style.width - 2 - width - 2 - _STATE_WIDTH - 2
-    rest = bar.shorten(rest, room)
-    name = style.paint(node.name.ljust(width), bar.Tone.STRONG)
+    rest = styles.shorten(rest, room)
+    name = style.paint(node.name.ljust(width), styles.Tone.STRONG)
     shown = style.paint(state.value.ljust(_STATE_WIDTH), tone_of(state))
     return f"{name}  {shown}  {style.plain(rest)}".rstrip()
 
@@ -96,7 +96,7 @@ _STATE_WIDTH = max(len(state.value) for state in node_reports.NodeState)
 
 
 def _strips(
-    report: node_reports.NodeReport, pods: Sequence[pod_object.Pod], style: bar.Style
+    report: node_reports.NodeReport, pods: Sequence[pod_object.Pod], style: styles.Style
 ) -> list[str]:
     """Return the GPUs of a node, as many in a line as fit."""
     if not report.gpus:
@@ -112,7 +112,7 @@ def _strips(
     lines: list[str] = []
     room = 0
     for title, cells, columns in drawn:
-        text = f"{style.paint(title, bar.Tone.FAINT)} {_strip(cells, style)}"
+        text = f"{style.paint(title, styles.Tone.FAINT)} {_strip(cells, style)}"
         needed = len(title) + 1 + columns + 2
         if lines and needed <= room:
             lines[-1] += f"  {text}"
@@ -176,8 +176,8 @@ def _cells(gpu: model.Gpu, in_use: frozenset[_Span]) -> tuple[bar.Cell, ...]:
     return tuple(cells)
 
 
-def _strip(cells: Iterable[bar.Cell], style: bar.Style) -> str:
-    border = style.paint(style.plain("│"), bar.Tone.FAINT)
+def _strip(cells: Iterable[bar.Cell], style: styles.Style) -> str:
+    border = style.paint(style.plain("│"), styles.Tone.FAINT)
     texts = (
         style.paint(style.plain(cell.title.ljust(cell.size * _PITCH - 1, cell.fill)), cell.tone)
         for cell in cells
@@ -185,9 +185,9 @@ def _strip(cells: Iterable[bar.Cell], style: bar.Style) -> str:
     return border + border.join(texts) + border
 
 
-def _footer(overview: Overview, style: bar.Style) -> list[str]:
+def _footer(overview: Overview, style: styles.Style) -> list[str]:
     """Return the legend, and the MIG devices for which pending pods wait."""
-    lines = [style.paint(style.plain(LEGEND), bar.Tone.FAINT)]
+    lines = [style.paint(style.plain(LEGEND), styles.Tone.FAINT)]
     requests: collections.Counter[str] = collections.Counter()
     pending = overview.pending
     for pod in pending:

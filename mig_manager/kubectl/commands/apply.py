@@ -4,7 +4,7 @@ import dataclasses
 
 from mig_manager import errors
 from mig_manager.cli.toolkit import console
-from mig_manager.core.display import bar
+from mig_manager.core.display import styles
 from mig_manager.core.fleet import listed_layouts
 from mig_manager.core.layout import layout_documents, layouts
 from mig_manager.core.settings import options
@@ -78,6 +78,6 @@ def select(document: layout_documents.Document, name: str | None) -> layouts.Lay
     return only
 
 
-def text(result: layout_requests.RequestedPlan, *, style: bar.Style) -> str:
+def text(result: layout_requests.RequestedPlan, *, style: styles.Style) -> str:
     """Draw the change, and say whether it was requested."""
     return f"{node_plans.pictures(result.plans, style=style)}\n\n{style.wrap(result.outcome)}"

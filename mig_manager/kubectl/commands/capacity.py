@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from mig_manager.cli.toolkit import console
 from mig_manager.core import messages, model, profile_name, timestamps
-from mig_manager.core.display import bar, picture, tables
+from mig_manager.core.display import picture, styles, tables
 from mig_manager.core.fleet import fleet_nodes, node_reports
 from mig_manager.core.objects import well_known
 from mig_manager.core.planner import free_capacity
@@ -216,7 +216,7 @@ def _of_gpu(gpu: model.Gpu, in_use: frozenset[model.Placement]) -> GpuCapacity |
     return None if measured is None else GpuCapacity(gpu=gpu, in_use=in_use, free=measured)
 
 
-def table(result: ClusterCapacity, *, style: bar.Style) -> str:
+def table(result: ClusterCapacity, *, style: styles.Style) -> str:
     """Return a line for every node, a total, and the meaning of the columns."""
     rows = [_row(node, timestamps.age(node.at, result.now)) for node in result.nodes]
     if len(rows) > 1:

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from mig_manager import errors
 from mig_manager.cli.toolkit import console
 from mig_manager.core import model
-from mig_manager.core.display import bar, tables
+from mig_manager.core.display import styles, tables
 from mig_manager.core.fleet import node_reports
 from mig_manager.core.node.devices import device_classes
 from mig_manager.kubectl import cluster_command, plugin_settings
@@ -110,7 +110,7 @@ def for_nodes(
     )
 
 
-def table(result: DeviceClasses, *, style: bar.Style) -> str:
+def table(result: DeviceClasses, *, style: styles.Style) -> str:
     """Return a line for each class."""
     rows = [
         (row.desired.name, row.desired.resource, _presence(row), str(row.nodes))
@@ -126,8 +126,8 @@ def table(result: DeviceClasses, *, style: bar.Style) -> str:
     return "\n".join(lines)
 
 
-def _presence(row: ClassRow) -> str | tuple[str, bar.Tone]:
+def _presence(row: ClassRow) -> str | tuple[str, styles.Tone]:
     """Return whether the class exists, or which other one serves its resource."""
     if row.is_foreign:
-        return row.present, bar.Tone.BAD
-    return "yes" if row.present else ("no", bar.Tone.WARN)
+        return row.present, styles.Tone.BAD
+    return "yes" if row.present else ("no", styles.Tone.WARN)

@@ -2,7 +2,7 @@
 
 from mig_manager.cli.toolkit import console
 from mig_manager.core import timestamps
-from mig_manager.core.display import bar
+from mig_manager.core.display import styles
 from mig_manager.kubectl import cluster_command, node_history, node_status, plugin_settings
 
 
@@ -19,7 +19,7 @@ def run(settings: Settings, terminal: console.Console) -> int:
     return command.answer(result.to_data, lambda: page(result, style=command.style), is_good=True)
 
 
-def page(past: node_history.NodeHistory, *, style: bar.Style) -> str:
+def page(past: node_history.NodeHistory, *, style: styles.Style) -> str:
     """Return a node's past, one line per moment."""
     lines = [node_status.headline(past.report, past.now, style)]
     since = past.applied_since

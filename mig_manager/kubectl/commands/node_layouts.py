@@ -13,7 +13,7 @@ from mig_manager import errors
 from mig_manager.adapters import cluster_reader
 from mig_manager.cli.toolkit import console
 from mig_manager.core import messages, model
-from mig_manager.core.display import bar, picture
+from mig_manager.core.display import picture, styles
 from mig_manager.core.fleet import fleet_nodes, node_reports
 from mig_manager.core.layout import (
     available_layouts,
@@ -180,22 +180,22 @@ def _entries(
     return [layout_list.Entry.of(layout) for layout in generated.values()], why + what
 
 
-def pictures(result: Layouts, *, style: bar.Style) -> str:
+def pictures(result: Layouts, *, style: styles.Style) -> str:
     """Draw every layout on the node's GPUs."""
     count = messages.count(len(result.layouts), "layout")
     title = style.fit(f"{result.node}: {count} can be requested")
-    lines = [style.paint(title, bar.Tone.STRONG)]
+    lines = [style.paint(title, styles.Tone.STRONG)]
     lines += style.notes(result.notes)
     return "\n\n".join(["\n".join(lines), *(_picture(each, style) for each in result.layouts)])
 
 
-def _picture(listed: Listed, style: bar.Style) -> str:
+def _picture(listed: Listed, style: styles.Style) -> str:
     words = [listed.entry.origin]
     if listed.is_applied:
         words.append("active")
     elif listed.is_requested:
         words.append("requested")
-    lines = [style.title([(listed.entry.name, bar.Tone.STRONG)], words)]
+    lines = [style.title([(listed.entry.name, styles.Tone.STRONG)], words)]
     if listed.gpus is None:
         why = "    its content is in no known layout file; name one with -f"
         lines.append(style.fit(why))

@@ -3,7 +3,7 @@
 from mig_manager.adapters import cluster_reader
 from mig_manager.cli.toolkit import command_settings, console, gpu_text
 from mig_manager.core import messages, timestamps
-from mig_manager.core.display import bar, tables
+from mig_manager.core.display import styles, tables
 from mig_manager.core.fleet import overview
 from mig_manager.core.settings import node_settings, options
 from mig_manager.kubectl import cluster_command, node_history, node_status, plugin_settings
@@ -60,7 +60,7 @@ def run(settings: Settings, terminal: console.Console) -> int:
     return live.run(terminal, refresh)
 
 
-def table(status: node_status.ClusterStatus, *, style: bar.Style) -> str:
+def table(status: node_status.ClusterStatus, *, style: styles.Style) -> str:
     """Return a line for every node, and explanations of problems below."""
     rows, notes = [], []
     for report in status.reports:

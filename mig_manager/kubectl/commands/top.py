@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from mig_manager import errors
 from mig_manager.adapters import cluster_reader
 from mig_manager.cli.toolkit import console, live
-from mig_manager.core.display import bar
+from mig_manager.core.display import styles
 from mig_manager.core.fleet import listed_layouts, node_reports, overview
 from mig_manager.core.objects import pod_object
 from mig_manager.kubectl import (
@@ -176,22 +176,22 @@ class Top:
 
     def _view(self) -> live.View:
         style, choice = self._command.style, self._choice
-        draw: Mapping[_Page, Callable[[bar.Style], str]] = {
+        draw: Mapping[_Page, Callable[[styles.Style], str]] = {
             _Page.NODES: self._draw_nodes,
             _Page.NODE: self._draw_node,
             _Page.LAYOUTS: self._draw_layouts,
             _Page.PLAN: lambda _style: choice.text,
         }
         remarks = [style.wrap(each) for each in (choice.message, *self._search.missing) if each]
-        keys = style.paint(style.plain(choice.screen.value), bar.Tone.FAINT)
+        keys = style.paint(style.plain(choice.screen.value), styles.Tone.FAINT)
         lines = {each.node.name: node_status.line(each) for each in self._search.reports}
         return live.View("\n".join([draw[choice.screen](style), "", *remarks, keys]), lines)
 
-    def _draw_nodes(self, style: bar.Style) -> str:
+    def _draw_nodes(self, style: styles.Style) -> str:
         present = overview.Overview(reports=self._search.reports, pods=self._pods)
         return "\n".join(overview.draw(present, style=style, selected=self._choice.node))
 
-    def _draw_node(self, style: bar.Style) -> str:
+    def _draw_node(self, style: styles.Style) -> str:
         pods = tuple(pod for pod in self._pods if pod.node_name == self._choice.node)
         one = node_status.ClusterStatus(
             reports=(self._report(),),
@@ -200,9 +200,9 @@ class Top:
         )
         return node_status.pictures(one, style=style)
 
-    def _draw_layouts(self, style: bar.Style) -> str:
+    def _draw_layouts(self, style: styles.Style) -> str:
         report = self._report()
-        lines = [style.paint(f"layouts of {report.node.name}", bar.Tone.STRONG), ""]
+        lines = [style.paint(f"layouts of {report.node.name}", styles.Tone.STRONG), ""]
         for name in self._layouts():
             mark = ">" if name == self._choice.layout else " "
             note = "  applied" if name == report.node.applied else ""

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from mig_manager.core import messages, timestamps
 from mig_manager.core.answers import partitioner_answers
-from mig_manager.core.display import bar, tables
+from mig_manager.core.display import styles, tables
 from mig_manager.partitioner import simulation
 from mig_manager.partitioner.replay import simulated_cluster
 
@@ -110,7 +110,7 @@ class ReplayReport:
             "unmet": [{"pod": pod, "message": message} for pod, message in self.unmet],
         }
 
-    def text(self, style: bar.Style) -> str:
+    def text(self, style: styles.Style) -> str:
         """Return the report for people; lines fit the style's width."""
         decided, present, *others = self.rows
         shown = _table([decided, present, *others[: _MAX_ROWS + 1]])

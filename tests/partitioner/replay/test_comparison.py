@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from mig_manager.core.display import bar
+from mig_manager.core.display import styles
 from mig_manager.core.objects import well_known
 from mig_manager.core.partitioning.decision import decisions
 from mig_manager.core.records import run_status
@@ -360,4 +360,4 @@ def test_a_replay_that_is_stopped_reports_the_time_that_it_reached() -> None:
     partitioner, present, real = report.rows[:3]
     assert 20 <= partitioner.waits.pods == present.waits.pods == real.waits.pods <= 27
     assert 1400 <= (report.end - report.begin).total_seconds() <= 1600
-    assert "The time limit ended the replay early" in " ".join(report.text(bar.Style()).split())
+    assert "The time limit ended the replay early" in " ".join(report.text(styles.Style()).split())

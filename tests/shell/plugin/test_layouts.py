@@ -5,7 +5,7 @@ import pathlib
 
 import pytest
 
-from mig_manager.core.display import bar, picture
+from mig_manager.core.display import picture, styles
 from mig_manager.core.layout import config, generator, layout_list
 from mig_manager.core.objects import well_known
 from mig_manager.core.records import run_status
@@ -53,7 +53,7 @@ def test_each_layout_is_drawn_with_its_origin(empty_cluster: plugin_rig.KubectlU
     assert generated.count("│ 1g.5gb ") + generated.count("│  1g.5gb ") == 7
     assert picture.WHOLE in blocks["all-disabled"]
     assert "offers" not in answer.out
-    assert max(map(len, answer.out.splitlines())) <= bar.WIDTH
+    assert max(map(len, answer.out.splitlines())) <= styles.WIDTH
 
 
 def test_a_layout_whose_content_is_elsewhere_is_listed_without_a_picture(

@@ -8,7 +8,7 @@ import pytest
 from mig_manager.adapters import cluster_reader
 from mig_manager.cli.toolkit import gpu_text, plan_table
 from mig_manager.core import model
-from mig_manager.core.display import bar
+from mig_manager.core.display import styles
 from mig_manager.core.fleet import fleet_nodes, node_moments, node_reports
 from mig_manager.core.layout import config
 from mig_manager.core.node.devices import resources
@@ -21,7 +21,7 @@ from tests.rigs.shell import plugin_rig
 
 NOW = dt.datetime(2026, 3, 1, 12, 0, 0, tzinfo=dt.UTC)
 KIND = "nvidia.com/mig-1g.5gb"
-PLAIN = bar.Style()
+PLAIN = styles.Style()
 
 
 @pytest.mark.parametrize(
@@ -179,7 +179,7 @@ def past_of(
 def test_long_messages_of_a_history_are_wrapped_in_their_column() -> None:
     long = dataclasses.replace(moment(5, "DrainTimeout"), message="word " * 60 + "end")
 
-    lines = history.page(past_of(report(), long), style=bar.Style(columns=80)).splitlines()
+    lines = history.page(past_of(report(), long), style=styles.Style(columns=80)).splitlines()
 
     column = lines[-2].index("word")
     assert max(map(len, lines)) <= 80

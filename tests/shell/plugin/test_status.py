@@ -2,7 +2,7 @@
 
 import pytest
 
-from mig_manager.core.display import bar
+from mig_manager.core.display import styles
 from mig_manager.core.records import journals, run_status
 from tests.rigs.shell import plugin_rig
 
@@ -21,7 +21,7 @@ def test_one_node_is_drawn_with_the_pods_that_use_it(
     assert "  2g.10gb  8 free" in lines
     assert "  3g.20gb  1 of 8 in use by ml/train" in lines
     assert "only kubelet knows" in lines[-1]
-    assert max(map(len, lines)) <= bar.WIDTH
+    assert max(map(len, lines)) <= styles.WIDTH
 
 
 def test_many_nodes_have_one_line_each_with_explanations_below(

@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 
 from mig_manager.core import model
-from mig_manager.core.display import bar
+from mig_manager.core.display import styles
 from mig_manager.core.fleet import fleet_nodes, node_reports, overview
 from mig_manager.core.objects import pod_object, well_known
 from mig_manager.core.records import journals, run_status
 from tests.rigs import api_objects
 from tests.rigs.node import samples
 
-PLAIN = bar.Style(columns=100)
+PLAIN = styles.Style(columns=100)
 NOW = dt.datetime(2026, 3, 1, tzinfo=dt.UTC)
 AT = "2026-03-01T00:00:00Z"
 BALANCED = samples.gpu(samples.A100, "2g.10gb@0", "1g.5gb@2", "1g.5gb@3", "3g.20gb@4")
@@ -60,7 +60,7 @@ def pod(name: str, profile: str, *, on: str = "a") -> pod_object.Pod:
 
 
 def drawn(
-    one: fleet_nodes.FleetNode, *pods: pod_object.Pod, style: bar.Style = PLAIN
+    one: fleet_nodes.FleetNode, *pods: pod_object.Pod, style: styles.Style = PLAIN
 ) -> list[str]:
     return overview.draw(
         overview.Overview(reports=[node_reports.of(one, NOW)], pods=pods), style=style
@@ -177,6 +177,6 @@ def test_pending_pods_are_counted_by_the_devices_that_they_wait_for() -> None:
 
 def test_the_overview_fits_a_narrow_terminal_without_unicode() -> None:
     one = node(BALANCED, state=run_status.State.FAILED, reason="DrainTimeout", message="x" * 200)
-    lines = drawn(one, style=bar.Style(columns=60, unicode=False))
+    lines = drawn(one, style=styles.Style(columns=60, unicode=False))
     assert max(map(len, lines)) <= 60
     assert all(map(str.isascii, lines))

@@ -6,12 +6,12 @@ import re
 import pytest
 
 from mig_manager.core import model, steps
-from mig_manager.core.display import bar, picture
+from mig_manager.core.display import picture, styles
 from mig_manager.core.planner import planner
 from tests.rigs import layout_table
 from tests.rigs.node import samples
 
-PLAIN = bar.Style()
+PLAIN = styles.Style()
 OFF, ON = model.MigMode.DISABLED, model.MigMode.ENABLED
 
 BALANCED = ("1g.5gb@0", "1g.5gb@1", "2g.10gb@2", "3g.20gb@4")
@@ -52,10 +52,10 @@ def test_a_balanced_a100_is_drawn_to_scale() -> None:
 
 @pytest.mark.parametrize("gpu", CASES)
 def test_picture_fits_its_width_in_ascii_and_in_colour(gpu: model.Gpu) -> None:
-    plain, ascii_ = drawn(gpu), picture.draw_gpus([gpu], style=bar.Style(unicode=False))
-    assert max(map(len, [*plain.splitlines(), *ascii_.splitlines()])) <= bar.WIDTH
+    plain, ascii_ = drawn(gpu), picture.draw_gpus([gpu], style=styles.Style(unicode=False))
+    assert max(map(len, [*plain.splitlines(), *ascii_.splitlines()])) <= styles.WIDTH
     assert ascii_.isascii()
-    coloured = picture.draw_gpus([gpu], style=bar.Style(colour=True))
+    coloured = picture.draw_gpus([gpu], style=styles.Style(colour=True))
     assert re.sub(r"\x1b\[[0-9]*m", "", coloured) == plain
 
 
@@ -94,10 +94,10 @@ def test_an_outcome_shows_the_previous_state_above_the_current_one() -> None:
 def test_no_outcome_is_too_wide_and_only_equal_gpus_are_unchanged(
     before: model.Gpu, after: model.Gpu
 ) -> None:
-    text = picture.draw_outcome([before], [after], style=bar.Style(unicode=False))
+    text = picture.draw_outcome([before], [after], style=styles.Style(unicode=False))
 
     assert text.isascii()
-    assert max(map(len, text.splitlines())) <= bar.WIDTH
+    assert max(map(len, text.splitlines())) <= styles.WIDTH
     # A list of profiles that the driver shows only with MIG on is no change.
     states = {dataclasses.replace(gpu, profiles=None) for gpu in (before, after)}
     assert ("unchanged" in text) is (len(states) == 1)
@@ -223,4 +223,4 @@ def test_indices_are_written_as_people_write_them(numbers: tuple[int, ...], expe
 def test_no_colour_is_a_light_one_that_cannot_be_read_on_white() -> None:
     light_green_yellow_cyan_white = {"92", "93", "96", "97"}
 
-    assert {tone.value for tone in bar.Tone}.isdisjoint(light_green_yellow_cyan_white)
+    assert {tone.value for tone in styles.Tone}.isdisjoint(light_green_yellow_cyan_white)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import strategies as st
 
 from mig_manager.core import model
-from mig_manager.core.display import bar, picture, tables
+from mig_manager.core.display import picture, styles, tables
 from mig_manager.core.planner import planner
 from tests.rigs.node import samples
 from tests.unit import drawn_gpus
@@ -19,7 +19,7 @@ WIDTHS = st.one_of(st.sampled_from((60, 80, 120, 200)), st.integers(60, 220))
 
 def pictures(gpu: model.Gpu, columns: int) -> str:
     """Return a GPU as it is, and on its way to two other states."""
-    style = bar.Style(columns=columns)
+    style = styles.Style(columns=columns)
     blocks = [picture.draw_gpus([gpu], style=style)]
     smallest = str((gpu.profiles or ())[0].profile)
     for desired in (
@@ -51,7 +51,7 @@ def test_every_picture_fits_the_terminal_and_its_borders_meet(
 def test_slices_are_to_scale_at_every_width(columns: int) -> None:
     gpu = samples.gpu(samples.H100, "1g.10gb@0", "1g.10gb@1", "2g.20gb@2", "3g.40gb@4")
 
-    border = picture.draw_gpus([gpu], style=bar.Style(columns=columns)).splitlines()[1]
+    border = picture.draw_gpus([gpu], style=styles.Style(columns=columns)).splitlines()[1]
 
     small, same, double, *four = (len(cell) + 1 for cell in border.strip(" ┌┐").split("┬"))
     assert (same, double, four) == (small, 2 * small, [4 * small])
@@ -71,8 +71,8 @@ def test_a_narrow_slice_that_nothing_fits_has_a_whole_word() -> None:
 
 def test_a_picture_without_a_terminal_is_100_columns_wide() -> None:
     gpu = samples.gpu(samples.A100, "3g.20gb@4")
-    at_100 = picture.draw_gpus([gpu], style=bar.Style(columns=100))
-    assert picture.draw_gpus([gpu], style=bar.Style()) == at_100
+    at_100 = picture.draw_gpus([gpu], style=styles.Style(columns=100))
+    assert picture.draw_gpus([gpu], style=styles.Style()) == at_100
 
 
 _WORDS = st.text("abc -,:", min_size=1, max_size=70).map(str.strip).filter(bool)
@@ -86,7 +86,7 @@ def test_a_table_fits_the_terminal_and_loses_no_character(
 ) -> None:
     head = ("NODE", "STATE", "REASON", "AGE", "SLICES")
 
-    lines = tables.columns(head, rows, style=bar.Style(columns=columns))
+    lines = tables.columns(head, rows, style=styles.Style(columns=columns))
 
     assert max(map(len, lines)) <= columns
     shown, expected = "".join(lines), "".join(map("".join, [head, *rows]))
@@ -99,7 +99,7 @@ def test_a_table_of_long_names_stays_a_table(columns: int, fold: int) -> None:
     facts = ("success", "AlreadyApplied", "5m", *2 * ["all-balanced"], "16x 1g.10gb, 8x 2g.20gb")
     rows = [(f"ip-10-0-12-{n}.eu-central-1.compute.internal", *facts) for n in range(10, 50)]
 
-    lines = tables.columns(head, rows, style=bar.Style(columns=columns))
+    lines = tables.columns(head, rows, style=styles.Style(columns=columns))
 
     assert len(lines) == 2 * 41
     for first, second, cells in zip(lines[::2], lines[1::2], [head, *rows], strict=True):
@@ -113,7 +113,7 @@ def test_a_table_of_long_names_stays_a_table(columns: int, fold: int) -> None:
 def test_table_breaks_a_word_at_a_hyphen_only_if_it_must() -> None:
     row = ["node", "no layout 'all-balancd' among its 99; did you mean 'all-balanced'?"]
 
-    shown = " ".join(tables.columns(("NAME", "TEXT"), [row], style=bar.Style(columns=60)))
+    shown = " ".join(tables.columns(("NAME", "TEXT"), [row], style=styles.Style(columns=60)))
 
     assert {"'all-balancd'", "'all-balanced'?"} <= set(shown.split())
 
@@ -121,8 +121,8 @@ def test_table_breaks_a_word_at_a_hyphen_only_if_it_must() -> None:
 def test_the_last_cell_is_wrapped_beside_others_or_gets_its_own_line() -> None:
     head, row = ("TIME", "WHAT", "MESSAGE"), ("2026-11-23 14:16:12Z", "Requested", "word " * 20)
 
-    beside = tables.columns(head, [row], style=bar.Style(columns=80))
-    below = tables.columns(head, [row], style=bar.Style(columns=60))
+    beside = tables.columns(head, [row], style=styles.Style(columns=80))
+    below = tables.columns(head, [row], style=styles.Style(columns=60))
 
     assert beside[1].startswith("2026-11-23 14:16:12Z  Requested  word word")
     assert beside[2].index("word") == beside[0].index("MESSAGE")
@@ -134,21 +134,20 @@ def test_the_count_of_a_profile_stays_in_its_line() -> None:
     row = ["8x 7g.40gb, 8x 4g.20gb, 16x 3g.20gb, 24x 2g.10gb, 32x 1g.10gb, 56x 1g.5gb"]
 
     for columns in range(60, 90):
-        lines = tables.columns(("ROOM",), [row], style=bar.Style(columns=columns))
+        lines = tables.columns(("ROOM",), [row], style=styles.Style(columns=columns))
         assert not [line for line in lines if line.endswith("x")]
 
 
 def test_a_table_is_as_wide_as_its_text_without_a_terminal() -> None:
     row = ["x" * 90, "y" * 90]
-    assert tables.columns(("A", "B"), [row], style=bar.Style())[1] == "  ".join(row)
+    assert tables.columns(("A", "B"), [row], style=styles.Style())[1] == "  ".join(row)
 
 
-def test_block_erases_its_last_drawing() -> None:
-    block = bar.Block()
-    assert block.draw(["a", "b"]) == "a\nb\n"
-    assert block.draw(["c"]) == "\r\x1b[2A\x1b[Jc\n"
-    assert block.draw(()) == "\r\x1b[1A\x1b[J"
-    assert not block.draw(())
+def test_redrawn_lines_replace_those_before() -> None:
+    assert styles.redraw(["a", "b"], height=0) == "a\nb\n"
+    assert styles.redraw(["c"], height=2) == "\r\x1b[2A\x1b[Jc\n"
+    assert styles.redraw((), height=1) == "\r\x1b[1A\x1b[J"
+    assert not styles.redraw((), height=0)
 
 
 @pytest.mark.parametrize(
@@ -162,6 +161,6 @@ def test_block_erases_its_last_drawing() -> None:
 def test_a_title_is_painted_unless_the_line_breaks_within_it(name: str, expected: str) -> None:
     rest = "A100-SXM4-40GB"
 
-    title = bar.Style(colour=True, columns=60).title([(name, bar.Tone.STRONG)], [rest])
+    title = styles.Style(colour=True, columns=60).title([(name, styles.Tone.STRONG)], [rest])
 
     assert title == expected.format(rest=rest)

@@ -3,7 +3,7 @@
 import dataclasses
 
 from mig_manager.cli.rollout import rollout_report
-from mig_manager.core.display import bar
+from mig_manager.core.display import styles
 from tests.unit.fleet.rollouts import busy_node, decide, done_node
 
 
@@ -13,7 +13,7 @@ def test_the_live_table_lists_a_node_with_unreachable_gpus() -> None:
     partial = dataclasses.replace(whole, unreachable=("GPU 3",))
     decision = decide(done_node("a"), done_node("b", status=partial))
 
-    text = rollout_report.table(decision, "title", style=bar.Style(), size=(100, 24))
+    text = rollout_report.table(decision, "title", style=styles.Style(), size=(100, 24))
 
     assert [line.split()[0] for line in text.splitlines()] == ["title:", "b"]
     assert "without unreachable GPU 3" in text
@@ -24,7 +24,9 @@ def test_the_live_table_marks_where_it_cuts_a_line() -> None:
     decision = decide(busy_node(name))
 
     wide, narrow = (
-        rollout_report.table(decision, "title", style=bar.Style(), size=(columns, 24)).splitlines()
+        rollout_report.table(
+            decision, "title", style=styles.Style(), size=(columns, 24)
+        ).splitlines()
         for columns in (120, 44)
     )
 

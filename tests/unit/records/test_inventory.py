@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from mig_manager import errors, reasons
 from mig_manager.catalogue import hardware
 from mig_manager.core import model
-from mig_manager.core.display import bar, picture
+from mig_manager.core.display import picture, styles
 from mig_manager.core.planner import planner
 from mig_manager.core.records import inventory_codec
 from tests.rigs.node import gpu_values, samples
@@ -121,7 +121,7 @@ GPUS = [
 def test_a_gpu_from_the_inventory_is_drawn_the_same(gpu: model.Gpu) -> None:
     (back,) = inventory_codec.from_json(inventory_codec.to_json([gpu]))
 
-    drawn, expected = (picture.draw_gpus([each], style=bar.Style()) for each in (back, gpu))
+    drawn, expected = (picture.draw_gpus([each], style=styles.Style()) for each in (back, gpu))
     assert drawn == expected
     assert dataclasses.replace(back, gpu_instances=gpu.gpu_instances) == gpu
 
