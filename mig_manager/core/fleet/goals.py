@@ -36,15 +36,15 @@ class RolloutGoal:
         layout = self.document.layouts.get(self.layout or "")
         return layout.content_hash if layout and not self.document.is_presumed else ""
 
-    def is_outdated_on(self, node: fleet_nodes.FleetNode) -> bool:
-        """Return whether a node lists other content of the layout than the named document.
+    def is_listed_on(self, node: fleet_nodes.FleetNode) -> bool | None:
+        """Return whether a node lists the named document's content of the layout.
 
-        Its agent would evict pods for the other content first.
+        None: unknown. False: its agent would evict pods for other content first.
         """
-        if self.layout is None or not self.content_hash:
-            return False
-        listed = node.listed.find(self.layout)
-        return listed is not None and listed.content_hash != self.content_hash
+        listed = node.listed.find(self.layout or "")
+        if listed is None or not self.content_hash:
+            return None
+        return listed.content_hash == self.content_hash
 
     def of_rollout(self, nodes: Iterable[fleet_nodes.FleetNode], now: dt.datetime) -> Self:
         """Return the goal of the last rollout of the layout, or for a new one.

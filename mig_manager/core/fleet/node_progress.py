@@ -25,7 +25,7 @@ class NodeProgressState(enum.Enum):
     NO_RESPONSE = "no-response"  # its agent does not respond; the previous request is restored
     SKIPPED = "skipped"
     """Without a request: the layout does not fit, it is not ready, or no agent ever reported."""
-    SUPERSEDED = "superseded"  # another layout was requested meanwhile
+    SUPERSEDED = "superseded"  # another layout, or other content of it, was requested meanwhile
 
 
 BAD = frozenset(
@@ -60,6 +60,7 @@ class NodeProgress:
 
 MOVING = (NodeProgressState.PENDING, NodeProgressState.TIMED_OUT)
 _OUTDATED = "its agent still has other content"
+_EDITED = "the layout's content was edited meanwhile"
 
 
 class _Failure(NamedTuple):
@@ -91,6 +92,7 @@ class NodeHistory:
     target: str | None = None
     """The label's value when it joined: an undo's is unknown once the mark is gone."""
     is_withdrawn: bool = False  # whether its previous request was restored
+    has_had_content: bool = False  # whether its agent has listed the named document's content
     since_s: float | None = None  # since when it is in progress, without its wait for a slot
     unfinished: _Unfinished | None = None
     failure: NodeProgress | None = None  # the last one; None if it is applied
@@ -177,9 +179,15 @@ class NodeProgressTracker:
 
         ``has_begun`` is whether the rollout has made a decision before.
         """
+        is_listed = self._goal.is_listed_on(node)
+        if is_listed:
+            history = dataclasses.replace(history, has_had_content=True)
         target = history.target if history.has_joined else self._goal.target(node)
         is_visible = node.requested == target
         state, message = self._state(history, node, is_visible=is_visible)
+        is_edited = history.has_had_content and is_listed is False
+        if is_edited and state is NodeProgressState.PENDING:
+            state, message = NodeProgressState.SUPERSEDED, _EDITED
         reported = node.current_status
         since_s = history.since_s
         reason, why = _cause(state, history.misfit, reported)
@@ -217,7 +225,7 @@ class NodeProgressTracker:
             and is_awaited
             # A request that failed has changed nothing.
             and not (reported and reported.state is run_status.State.FAILED),
-            is_outdated=state is NodeProgressState.TO_DO and self._goal.is_outdated_on(node),
+            is_outdated=state is NodeProgressState.TO_DO and is_listed is False,
         )
         history = dataclasses.replace(history, since_s=since_s)
         return history.after(progress, reported, has_begun=has_begun), progress
@@ -259,7 +267,8 @@ class NodeProgressTracker:
             return NodeProgressState.SUPERSEDED, message
         skipped = NodeProgressState.SKIPPED, "" if history.misfit else "the node is not ready"
         is_startable = node.is_ready and not history.misfit
-        to_do = NodeProgressState.TO_DO, _OUTDATED if self._goal.is_outdated_on(node) else ""
+        is_outdated = self._goal.is_listed_on(node) is False
+        to_do = NodeProgressState.TO_DO, _OUTDATED if is_outdated else ""
         return to_do if is_startable else skipped
 
     def _state_in_time(

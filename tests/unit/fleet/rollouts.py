@@ -3,7 +3,15 @@
 import dataclasses
 from typing import Any
 
-from mig_manager.core.fleet import fleet_nodes, goals, marks, node_progress, rollout
+from mig_manager.core.fleet import (
+    fleet_nodes,
+    goals,
+    listed_layouts,
+    marks,
+    node_progress,
+    rollout,
+)
+from mig_manager.core.layout import layout_documents
 from mig_manager.core.objects import node_object, well_known
 from mig_manager.core.records import run_status
 from tests.rigs import api_objects
@@ -84,11 +92,16 @@ def failed_node(
     return requested_node(name, state=run_status.State.FAILED, status=failure)
 
 
-def rolling(most: str = "1", *, pauses: bool = False) -> rollout.Rollout:
+def rolling(
+    most: str = "1",
+    *,
+    pauses: bool = False,
+    document: layout_documents.Document = listed_layouts.NO_FILE,
+) -> rollout.Rollout:
     limits = goals.RolloutLimits(
         max_unavailable=most, pauses=pauses, node_timeout_s=100, silence_timeout_s=10
     )
-    return rollout.Rollout(goals.RolloutGoal(layout=LAYOUT), limits)
+    return rollout.Rollout(goals.RolloutGoal(layout=LAYOUT, document=document), limits)
 
 
 def decide(*nodes: fleet_nodes.FleetNode, most: str = "1") -> rollout.RolloutDecision:

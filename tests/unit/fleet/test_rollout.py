@@ -6,8 +6,16 @@ from typing import Any
 import pytest
 
 from mig_manager.catalogue import hardware
-from mig_manager.core.fleet import fleet_nodes, goals, marks, node_amounts, rollout
-from mig_manager.core.layout import config
+from mig_manager.core.fleet import (
+    fleet_nodes,
+    goals,
+    listed_layouts,
+    marks,
+    node_amounts,
+    rollout,
+)
+from mig_manager.core.layout import config, layout_list
+from mig_manager.core.objects import well_known
 from mig_manager.core.records import inventory_codec, run_status
 from tests.unit.fleet.rollouts import (
     APPLIED,
@@ -185,9 +193,25 @@ def recreated_node(name: str) -> fleet_nodes.FleetNode:
     return dataclasses.replace(fleet_node, view=dataclasses.replace(fleet_node.view, uid="new"))
 
 
+DOCUMENT = config.parse(
+    "version: v1\nmig-configs: {new: [{devices: all, mig-enabled: false}]}", source="layouts.yaml"
+)
+HASH = DOCUMENT.layout(LAYOUT).content_hash
+EDITED = a_status(LAYOUT, run_status.State.SUCCESS, configHash="edited")
+
+
+def listing_node(fleet_node: fleet_nodes.FleetNode, content_hash: str) -> fleet_nodes.FleetNode:
+    """The node with this content of the layout in its agent's list."""
+    entry = layout_list.Entry(name=LAYOUT, content_hash=content_hash, origin="layouts.yaml:1")
+    annotations = {well_known.LAYOUTS_ANNOTATION: layout_list.to_json([entry])}
+    view = dataclasses.replace(fleet_node.view, annotations=annotations)
+    return dataclasses.replace(fleet_node, view=view)
+
+
 REPLACED = requested_node("a", mark=marks.Mark(layout="earlier", before=FORMER))
 NOT_READY = node("b", is_ready=False)
 Step = tuple[float, list[fleet_nodes.FleetNode], str]
+AWAITED = "rolling; a pending; unavailable a"
 COURSES: dict[str, tuple[dict[str, Any], list[Step]]] = {
     "all nodes have the layout": (
         {},
@@ -459,6 +483,37 @@ COURSES: dict[str, tuple[dict[str, Any], list[Step]]] = {
             (2, [done_node("b")], "done; b success"),
         ],
     ),
+    "a node whose agent is about to have the content is awaited": (
+        {"document": DOCUMENT},
+        [
+            (0, [listing_node(done_node(status=EDITED), "old")], AWAITED),
+            (1, [listing_node(done_node(status=EDITED), HASH)], AWAITED),
+            (2, [listing_node(busy_node(), HASH)], "rolling; a pending; unavailable a"),
+            (3, [listing_node(done_node(), HASH)], "done; a success"),
+        ],
+    ),
+    "a node whose agent no longer has the content is superseded": (
+        {"document": DOCUMENT},
+        [
+            (0, [listing_node(busy_node(), HASH)], "rolling; a pending; unavailable a"),
+            (
+                1,
+                [listing_node(busy_node(), "edited"), listing_node(node("b"), "edited")],
+                (
+                    "rolling; a superseded, b to-do; unavailable a; "
+                    "a: the layout's content was edited meanwhile"
+                ),
+            ),
+            (
+                11,
+                [
+                    listing_node(done_node(status=EDITED), "edited"),
+                    listing_node(node("b"), "edited"),
+                ],
+                ("stalled; a superseded, b to-do; a: the layout's content was edited meanwhile"),
+            ),
+        ],
+    ),
     "the agent of a superseded node has the whole time for its response": (
         {"is_carried_out": True},
         [
@@ -486,7 +541,11 @@ def test_a_rollout_takes_its_course_step_by_step(
     options: dict[str, Any], steps: list[Step]
 ) -> None:
     is_carried_out = options.get("is_carried_out", False)
-    rolled = rolling(options.get("most", "1"), pauses=options.get("pauses", False))
+    rolled = rolling(
+        options.get("most", "1"),
+        pauses=options.get("pauses", False),
+        document=options.get("document", listed_layouts.NO_FILE),
+    )
     for now_s, nodes, expected in steps:
         decision = rolled.decide(nodes, now_s)
         assert shown(decision) == expected, now_s
