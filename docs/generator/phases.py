@@ -17,7 +17,7 @@ from mig_manager.core.fleet import slots
 from mig_manager.core.objects import well_known
 from mig_manager.core.records import run_status
 from tests.pipeline import swept_changes
-from tests.rigs.node import agents, fakes, moments, node_rig, nodes, strikes
+from tests.rigs.node import agents, call_errors, fakes, moments, node_rig, nodes, strikes
 
 Move = tuple[run_status.Phase, run_status.Phase]
 
@@ -118,7 +118,7 @@ def _play(
 def _with_every_call_failing(change: swept_changes.NodeChange, story: Story) -> None:
     for index, call in enumerate(change.calls()):
         rig = change.make()
-        rig.failures.add(index, strikes.broken(call))
+        rig.failures.add(index, call_errors.broken(call))
         _play(rig, change.layout, story)
         # The next run undoes what this one could not.
         # ``story_after_kills`` has those without an outcome.
@@ -155,7 +155,7 @@ def _reboot(story: Story) -> None:
     request = fakes.FakeRequest(rig.clock, ends_when=lambda: rig.host.reboots > 0)
     with _record(rig, story), contextlib.suppress(errors.Superseded):
         agents.new_agent(rig).run("all-1g.5gb", request)
-    rig.restart_machine()
+    rig.reboot()
     with _record(rig, story):
         successor = agents.new_agent(rig)
         successor.recover("all-1g.5gb")
@@ -174,7 +174,7 @@ def _refuse(story: Story) -> None:
     silent.plugin.is_broken = True
     _play(silent, "one-slice-changed", story)
     staying = nodes.rebooting_node()
-    staying.failures.add("reboot.request", strikes.broken("reboot.request"))
+    staying.failures.add("reboot.request", call_errors.broken("reboot.request"))
     _play(staying, "all-1g.5gb", story)
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from mig_manager import errors
 from mig_manager.core import steps
-from tests.rigs.node import local_rig
+from tests.rigs.node import call_errors, local_rig
 
 _Node = TypeVar("_Node", bound=local_rig.LocalRig)
 
@@ -34,7 +34,7 @@ def refuse_first_creation_on(rig: local_rig.LocalRig, uuid: str) -> None:
     """Have the driver refuse to create the first GPU instance on a GPU."""
     rig.failures.add(
         steps.CreateGpuInstance,
-        local_rig.IN_USE,
+        call_errors.IN_USE,
         when=lambda: rig.driver.next_step.gpu_uuid == uuid,
         times=1,
     )

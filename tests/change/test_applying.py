@@ -7,8 +7,8 @@ import pytest
 from mig_manager import errors, reasons
 from mig_manager.change import applying, transaction
 from mig_manager.core import steps, timing
-from tests.rigs.node import fakes, nodes
-from tests.rigs.node.local_rig import IN_USE, LocalRig
+from tests.rigs.node import call_errors, fakes, nodes
+from tests.rigs.node.local_rig import LocalRig
 
 
 def test_apply_waits_for_another_manager_until_a_deadline(rig: LocalRig) -> None:
@@ -16,7 +16,7 @@ def test_apply_waits_for_another_manager_until_a_deadline(rig: LocalRig) -> None
     with pytest.raises(errors.LockedError, match="agent; waited 30 s for it to finish"):
         rig.change_to("requested")
     assert rig.clock.now_s == pytest.approx(30)
-    assert rig.steps == 0
+    assert rig.driver.executed_steps == []
 
     rig.notes.clear()
     rig.lock.refusals = 3
@@ -46,9 +46,9 @@ def test_apply_changes_only_what_differs(rig: LocalRig) -> None:
 
     assert rig.has("requested")
     assert kept <= {uuid for gpu in rig.gpus for uuid in gpu.mig_uuids}
-    steps_before = rig.steps
+    rig.driver.executed_steps.clear()
     assert not rig.change_to("requested").is_changed
-    assert rig.steps == steps_before
+    assert rig.driver.executed_steps == []
 
 
 def apply_with_retries(rig: LocalRig) -> None:
@@ -60,7 +60,7 @@ def apply_with_retries(rig: LocalRig) -> None:
 @pytest.mark.parametrize("kind", [steps.DestroyComputeInstance, steps.CreateComputeInstance])
 def test_step_refused_as_in_use_is_retried(kind: type[steps.Step]) -> None:
     rig = LocalRig(count=1)
-    rig.failures.add(kind, IN_USE, times=1)
+    rig.failures.add(kind, call_errors.IN_USE, times=1)
 
     apply_with_retries(rig)
 
@@ -71,7 +71,7 @@ def test_a_pod_admitted_while_instances_are_in_use_keeps_its_device() -> None:
     rig = LocalRig(count=1)
     before, devices = rig.geometry, frozenset(rig.gpus[0].mig_uuids)
     rig.callbacks.add(steps.Step, lambda: rig.pods.add("train", devices=devices), times=1)
-    rig.failures.add(steps.Step, IN_USE, times=1)
+    rig.failures.add(steps.Step, call_errors.IN_USE, times=1)
     pods = "in use; pods have devices that the change destroys or resets: default/train"
 
     with pytest.raises(errors.HardwareError, match=pods):
@@ -99,8 +99,8 @@ def test_a_rollback_pauses_between_its_attempts(
         ends.append(rig.clock.now_s)
         raise errors.HardwareError("failed", reason=reason)
 
-    rig.failures.add(steps.CreateGpuInstance, IN_USE)
-    rig.callbacks.add("gpus.execute", hang, when=lambda: bool(ends or rig.steps))
+    rig.failures.add(steps.CreateGpuInstance, call_errors.IN_USE)
+    rig.callbacks.add("gpus.execute", hang, when=lambda: bool(ends or rig.driver.executed_steps))
 
     with pytest.raises(errors.HardwareError):
         rig.change_to("requested")

@@ -11,7 +11,7 @@ from mig_manager.cli.acceptance import gpu_course
 from mig_manager.core import model, steps
 from mig_manager.core.acceptance.stages import StageOutcome
 from tests.change import forks
-from tests.rigs.node import local_rig
+from tests.rigs.node import call_errors, local_rig, strikes
 
 RESET = "reset the GPU"
 IN_USE = "refuse to destroy an instance in use"
@@ -22,22 +22,16 @@ class CourseNode(local_rig.LocalRig):
 
     def __init__(self, product: str = "A30") -> None:
         super().__init__("off", product=product)
-        self._worker_dies_at = 0
-        self.callbacks.add(steps.Step, self._die)
 
     @property
     def uuid(self) -> str:
         return self.gpus[1].uuid
 
-    def _die(self) -> None:
-        if self.steps == self._worker_dies_at:
-            raise gpu_course.WorkerKilledError
-
     @contextlib.contextmanager
     def killing_after(self, count: int) -> Iterator[None]:
-        self._worker_dies_at = self.steps + count
-        yield
-        self._worker_dies_at = 0
+        killed = gpu_course.WorkerKilledError()
+        with self.failures.adding(steps.Step, killed, when=strikes.nth(count)):
+            yield
 
     @contextlib.contextmanager
     def using(self, uuid: str) -> Iterator[str]:
@@ -49,7 +43,7 @@ class CourseNode(local_rig.LocalRig):
         )
         with self.failures.adding(
             steps.DestroyComputeInstance | steps.DestroyGpuInstance,
-            local_rig.IN_USE,
+            call_errors.IN_USE,
             when=lambda: self.driver.next_step.gpu_instance_id == used,
         ):
             yield ""
@@ -80,7 +74,7 @@ def test_the_course_shows_every_placement_and_restores_the_gpu(product: str) -> 
 def test_a_gpu_with_mig_on_keeps_its_mode() -> None:
     host = CourseNode("H100-SXM5-80GB")
     host.set_up("bare")
-    host.failures.add(steps.SetMode, local_rig.IN_USE)
+    host.failures.add(steps.SetMode, call_errors.IN_USE)
 
     result = host.run_course()
 
@@ -93,7 +87,7 @@ def test_a_failing_step_is_named_and_the_gpu_restored() -> None:
     before = host.geometry
     host.failures.add(
         steps.CreateGpuInstance,
-        local_rig.IN_USE,
+        call_errors.IN_USE,
         when=lambda: str(host.driver.next_step.profile) == "2g.12gb+me",
     )
 
@@ -151,7 +145,7 @@ def test_a_failing_stage_is_named_and_the_gpu_restored(
 def test_without_mig_mode_no_instance_is_tried() -> None:
     host = CourseNode()
     before = host.geometry
-    host.failures.add(steps.SetMode, local_rig.IN_USE)
+    host.failures.add(steps.SetMode, call_errors.IN_USE)
 
     result = host.run_course()
 
@@ -166,7 +160,7 @@ def test_after_a_kill_in_the_course_the_next_command_restores_the_gpu() -> None:
     host = CourseNode()
     before, kills = host.geometry, host.note(lambda: forks.fork_at_kill(host), at=steps.Step)
     host.run_course()
-    assert len(kills) == host.steps - 1  # the course itself kills the worker before one
+    assert kills
     for killed in kills[::3]:  # each kind of step at some placements
         local_journal.undo_interrupted(killed.deps)
 

@@ -10,7 +10,15 @@ from mig_manager import errors, reasons
 from mig_manager.change import applying, hook_points, pod_use
 from mig_manager.core import model, ports, steps
 from mig_manager.core.files import checkpoint
-from tests.rigs.node import fake_cluster, fake_host, local_rig, moments, nodes, samples
+from tests.rigs.node import (
+    call_errors,
+    fake_cluster,
+    fake_host,
+    local_rig,
+    moments,
+    nodes,
+    samples,
+)
 
 STEPS = {
     steps.SetMode: "MODE",
@@ -169,7 +177,7 @@ def test_failing_change_is_undone_before_the_last_point() -> None:
     rig = RecordingRig("before")
     rig.failures.add(
         steps.CreateGpuInstance,
-        local_rig.IN_USE,
+        call_errors.IN_USE,
         when=lambda: rig.driver.next_step.placement.size == 1,
     )
     rig.hooks.broken = {"exit"}

@@ -9,8 +9,8 @@ from mig_manager import errors, reasons
 from mig_manager.change import applying, layout_store, local_journal, pod_use
 from mig_manager.core import model, steps
 from tests.change.forks import refuse, refuse_first_creation_on
-from tests.rigs.node import fake_cluster, gpu_values, moments, samples
-from tests.rigs.node.local_rig import IN_USE, LocalRig
+from tests.rigs.node import call_errors, fake_cluster, gpu_values, moments, samples
+from tests.rigs.node.local_rig import LocalRig
 
 OFF = model.MigMode.DISABLED
 
@@ -50,7 +50,7 @@ def test_a_layout_of_other_gpus_spares_pods_of_an_interrupted_change(
 
     rig.pods.clear()
     if is_rebooted:
-        rig.restart_machine()
+        rig.reboot()
         rig.boot()
     else:
         rig.change_to("first-only")
@@ -66,7 +66,7 @@ def test_a_failed_change_spares_pods_of_an_interrupted_one(
     assert rig.kill_apply("requested", steps.CreateComputeInstance, 4)
     done = rig.geometry[0]
     rig.pods.add("train", devices=frozenset(rig.gpus[0].mig_uuids))
-    rig.failures.add(steps.CreateGpuInstance, IN_USE, times=1)
+    rig.failures.add(steps.CreateGpuInstance, call_errors.IN_USE, times=1)
 
     with pytest.raises(errors.HardwareError, match=error):
         rig.change_to(requested)
@@ -118,8 +118,11 @@ def test_a_silent_kubelet_blocks_a_layout_beside_an_interrupted_change(rig: Loca
 def test_after_a_kill_the_message_says_what_a_rollback_restores(rig: LocalRig) -> None:
     before = rig.geometry
     assert rig.kill_apply("requested", steps.CreateGpuInstance)
-    rig.steps = 0
-    rig.failures.add(steps.CreateGpuInstance, IN_USE, when=lambda: rig.steps == 3)
+    executed = rig.driver.executed_steps
+    executed.clear()
+    rig.failures.add(
+        steps.CreateGpuInstance, call_errors.IN_USE, when=lambda: len(executed) == 2, times=1
+    )
 
     with pytest.raises(errors.HardwareError):
         rig.change_to("other")
@@ -135,7 +138,7 @@ def test_after_a_kill_the_message_says_what_a_rollback_restores(rig: LocalRig) -
 def test_a_rollback_that_fails_is_reported_kept_and_tried_again(rig: LocalRig) -> None:
     before = rig.geometry
 
-    with rig.failures.adding(steps.CreateGpuInstance, IN_USE):
+    with rig.failures.adding(steps.CreateGpuInstance, call_errors.IN_USE):
         with pytest.raises(errors.HardwareError) as caught:
             rig.change_to("requested")
 
@@ -200,7 +203,7 @@ def test_after_a_reboot_instances_on_another_gpu_do_not_prevent_the_undo(
 ) -> None:
     before = rig.geometry
     assert rig.kill_apply("first-only", steps.DestroyGpuInstance)
-    rig.restart_machine()
+    rig.reboot()
     whole = samples.desired_gpu({"7g.40gb": 1})
     rig.gpus = (rig.gpus[0], *gpu_values.with_desired(rig.gpus[1:], whole))
     other = rig.geometry[1]
@@ -251,14 +254,16 @@ def test_an_unknown_layout_needs_neither_lock_nor_gpus_and_undoes_nothing(
 ) -> None:
     assert rig.kill_apply("requested", steps.CreateGpuInstance)
     geometry, journal = rig.geometry, rig.journal.text
-    rig.steps, rig.lock.refusals = 0, 10_000
+    rig.driver.executed_steps.clear()
+    rig.lock.refusals = 10_000
     unknown = errors.LayoutError("no layout 'x'", reason=reasons.Reason.UNKNOWN_CONFIG)
 
     with pytest.raises(errors.LayoutError, match=r"^no layout 'x'$"):
         rig.apply(unknown)
 
     assert rig.clock.now_s == 0
-    assert (rig.steps, rig.geometry, rig.journal.text) == (0, geometry, journal)
+    assert rig.driver.executed_steps == []
+    assert (rig.geometry, rig.journal.text) == (geometry, journal)
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ from mig_manager.change import local_journal
 from mig_manager.core import steps
 from mig_manager.core.planner import planner
 from mig_manager.core.records import journals
-from tests.rigs.node import gpu_values, strikes
-from tests.rigs.node.local_rig import IN_USE, LocalRig
+from tests.rigs.node import call_errors, gpu_values, strikes
+from tests.rigs.node.local_rig import LocalRig
 
 
 def test_journal_exists_from_the_first_step_to_the_last(rig: LocalRig) -> None:
@@ -77,12 +77,12 @@ def test_without_a_journal_nothing_is_changed(rig: LocalRig, refused: set[str]) 
     assert caught.value.own_remedy == "Run as root, or name another file with --journal-file."
     assert local_journal.RETRIED_LATER not in caught.value.message
     assert rig.geometry == before
-    assert rig.steps == 0
+    assert rig.driver.executed_steps == []
 
 
 def test_a_disk_that_fills_during_a_change_hides_no_failure(rig: LocalRig) -> None:
     rig.callbacks.add(steps.Step, lambda: rig.journal.failing_operations.add("write"))
-    rig.failures.add(steps.CreateGpuInstance, IN_USE)
+    rig.failures.add(steps.CreateGpuInstance, call_errors.IN_USE)
 
     with pytest.raises(errors.HardwareError) as caught:
         rig.change_to("requested")
@@ -129,7 +129,7 @@ def test_outdated_device_files_are_refreshed_by_the_next_apply(
     rig: LocalRig, failure: Exception, layout: str, *, is_undone: bool
 ) -> None:
     if is_undone:
-        rig.failures.add(steps.CreateGpuInstance, IN_USE, times=1)
+        rig.failures.add(steps.CreateGpuInstance, call_errors.IN_USE, times=1)
     rig.failures.add("refresh_files", failure)
     with pytest.raises((errors.MigManagerError, strikes.Killed)):
         rig.change_to("requested")

@@ -8,8 +8,8 @@ from mig_manager import errors, reasons
 from mig_manager.core import model, steps
 from mig_manager.core.layout import config, layouts
 from mig_manager.core.records import journals
-from tests.rigs.node import gpu_values
-from tests.rigs.node.local_rig import IN_USE, LocalRig
+from tests.rigs.node import call_errors, gpu_values
+from tests.rigs.node.local_rig import LocalRig
 
 
 def test_apply_resets_no_gpu_where_resets_are_forbidden() -> None:
@@ -53,7 +53,7 @@ mig-configs:
 def test_mode_only_without_resets_leaves_the_mode_pending(
     *, is_in_use: bool, has_interrupted: bool
 ) -> None:
-    """A persistence daemon uses the GPU, so the driver answers IN_USE."""
+    """A persistence daemon uses the GPU, so the driver answers call_errors.IN_USE."""
     rig = LocalRig("one-off" if has_interrupted else "off")
     before = rig.geometry[1]
     layout = mode_of_first(rig) if has_interrupted else rig.layouts.layout("bare")
@@ -64,7 +64,7 @@ def test_mode_only_without_resets_leaves_the_mode_pending(
 
     if is_in_use:
         rig.callbacks.add(steps.SetMode, put_off)
-        rig.failures.add(steps.SetMode, IN_USE)
+        rig.failures.add(steps.SetMode, call_errors.IN_USE)
 
     assert rig.apply(layout, is_mode_only=True, may_reset=False).is_changed
 
@@ -78,7 +78,9 @@ def test_mode_only_reports_a_failure_on_another_gpu_as_such() -> None:
     layout = mode_of_first(rig)
     rig.driver.mode_waits = True
     rig.failures.add(
-        steps.Step, IN_USE, when=lambda: not isinstance(rig.driver.next_step, steps.SetMode)
+        steps.Step,
+        call_errors.IN_USE,
+        when=lambda: not isinstance(rig.driver.next_step, steps.SetMode),
     )
 
     with pytest.raises(errors.HardwareError) as caught:
@@ -91,7 +93,7 @@ def test_mode_only_without_resets_reports_instances_in_use_of_other_gpus(
     rig: LocalRig,
 ) -> None:
     assert rig.kill_apply("requested", steps.CreateGpuInstance, 3)
-    rig.failures.add(steps.Step, IN_USE)
+    rig.failures.add(steps.Step, call_errors.IN_USE)
 
     with pytest.raises(errors.HardwareError) as caught:
         rig.change_to("first-only", is_mode_only=True, may_reset=False)

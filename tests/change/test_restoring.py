@@ -30,7 +30,7 @@ def test_restore_returns_each_instance_to_its_placement(start: str) -> None:
     # What is right already is not touched.
     assert set(right) <= set(rig.gpus[0].gpu_instances)
 
-    rig.restart_machine()
+    rig.reboot()
     back = rig.boot()
     assert (back.layout, back.problems) == ("checkpoint c.json", ())
     assert rig.geometry == THEN.geometry
@@ -55,7 +55,7 @@ def test_bad_checkpoint_changes_no_gpu(spoil: Callable[[Any], None]) -> None:
     with pytest.raises(errors.CheckpointError, match=r"^c\.json:1:\d+: "):
         rig.restore(json.dumps(data))
 
-    assert rig.steps == 0
+    assert rig.driver.executed_steps == []
 
 
 def test_restoring_the_mode_alone_creates_no_instance() -> None:

@@ -11,8 +11,8 @@ from mig_manager import errors
 from mig_manager.core import model, steps
 from mig_manager.core.files import checkpoint
 from tests.change import forks
-from tests.rigs.node import gpu_values, strikes
-from tests.rigs.node.local_rig import IN_USE, PROFILES, BootRig, LocalRig
+from tests.rigs.node import call_errors, gpu_values, strikes
+from tests.rigs.node.local_rig import PROFILES, BootRig, LocalRig
 
 CHECKPOINT = checkpoint.render(LocalRig("split").gpus)
 
@@ -157,7 +157,7 @@ def test_a_change_that_fails_at_any_step_is_undone(change: GpuChange) -> None:
     before = record(change).before
     for at in range(1, 1 + len(record(change).kills)):
         rig = forks.fork(before)
-        rig.failures.add(steps.Step, IN_USE, when=strikes.nth(at))
+        rig.failures.add(steps.Step, call_errors.IN_USE, when=strikes.nth(at))
 
         with pytest.raises(errors.HardwareError, match=r"in use; (the former instances|nothing)"):
             change.run(rig)

@@ -98,6 +98,11 @@ def devices_in_words(gpus: Sequence[model.Gpu]) -> Gpus:
     return tuple(map(gpu_in_words, gpus))
 
 
+def have(gpus: Sequence[model.Gpu], listed: Gpus) -> bool:
+    """Return whether observed GPUs have exactly the listed devices, at whatever place."""
+    return [*map(counts, devices_in_words(gpus))] == [*map(counts, listed)]
+
+
 def gpu_in_words(gpu: model.Gpu) -> str:
     """Return what an observed GPU has; a GPU instance in parentheses has no compute instance."""
     if gpu.current_mode is not gpu.pending_mode:

@@ -60,11 +60,8 @@ class SoakRig(simulated_rig.SimulatedRig):
                 )
 
     def reboot(self) -> None:
-        """Lose all pods and all instances; kubelet starts the daemons again."""
-        self.state.reboot()
-        self.client_of.clear()
         self.other_clients.clear()
-        self.lose_pods()
+        super().reboot()
 
     # -- what happens to GPUs -----------------------------------------------------------------
 

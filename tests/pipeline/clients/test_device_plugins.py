@@ -10,7 +10,7 @@ from mig_manager.core.objects import discovery_labels, pod_object, well_known
 from mig_manager.core.records import run_status
 from mig_manager.reasons import Reason
 from tests.rigs import layout_table
-from tests.rigs.node import agents, ends, fakes, moments, node_rig, nodes, strikes
+from tests.rigs.node import agents, call_errors, ends, fakes, moments, node_rig, nodes
 
 
 def test_plugin_that_cannot_be_verified_is_restarted_once() -> None:
@@ -288,7 +288,7 @@ def test_a_watch_that_shows_the_old_plugin_is_not_confirmed_by_lists() -> None:
 
 def test_a_patch_that_failed_does_not_lose_the_gpus() -> None:
     rig = nodes.node()
-    rig.failures.add("node.patch", strikes.BROKEN["node"], times=1)
+    rig.failures.add("node.patch", call_errors.broken("node"), times=1)
 
     ends.run_to(rig, "all-1g.5gb", Reason.API_UNAVAILABLE)
 

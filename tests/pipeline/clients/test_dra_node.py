@@ -10,14 +10,23 @@ from mig_manager.core.node.devices import claims
 from mig_manager.core.objects import well_known
 from mig_manager.core.records import run_status
 from mig_manager.reasons import Reason
-from tests.pipeline.scenes import (
+from tests.pipeline.claimed_devices import (
     KEEP_ONE,
     add_unbound,
     published_uuids,
     without_driver,
     without_pods,
 )
-from tests.rigs.node import agents, ends, gpu_values, moments, node_rig, nodes, strikes
+from tests.rigs.node import (
+    agents,
+    call_errors,
+    ends,
+    gpu_values,
+    moments,
+    node_rig,
+    nodes,
+    strikes,
+)
 
 
 def starts(rig: node_rig.NodeRig) -> list[str]:
@@ -186,7 +195,7 @@ def test_an_active_layout_that_the_driver_does_not_know_restarts_it_once(
     rig.dra_driver.slices = ()
     agent = agents.new_agent(rig)
     if has_failed:
-        rig.failures.add("gpus.observe", strikes.broken("gpus"))
+        rig.failures.add("gpus.observe", call_errors.broken("gpus"))
         ends.run_to(rig, "all-1g.5gb", Reason.NVML_ERROR, by=agent)
         rig.failures.clear()
     attempt = 2 if has_failed else 1
@@ -241,12 +250,12 @@ def test_the_agent_after_a_killed_one_waits_for_the_driver(
 def test_next_run_waits_for_the_driver_that_the_last_one_ended(
     requested: str, *, label_managed: bool, is_stopped: bool
 ) -> None:
-    def begin() -> strikes.NodeAndAgent:
+    def begin() -> ends.NodeAndAgent:
         rig = nodes.dra_node(label_managed=label_managed)
         return rig, agents.new_agent(rig)
 
     superseded_runs = [
-        *strikes.supersede_at_checks(begin, "all-balanced", is_replaced=not is_stopped)
+        *ends.supersede_at_checks(begin, "all-balanced", is_replaced=not is_stopped)
     ]
     for rig, agent in superseded_runs:
         rig.pods.remove_if(lambda pod: pod.is_terminating)

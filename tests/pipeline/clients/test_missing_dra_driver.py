@@ -10,12 +10,7 @@ from mig_manager.core.node.devices import claims
 from mig_manager.core.objects import pod_object, well_known
 from mig_manager.core.records import journals, node_entries, run_status
 from mig_manager.reasons import Reason
-from tests.pipeline.scenes import (
-    KEEP_ONE,
-    published_uuids,
-    without_driver,
-    without_pods,
-)
+from tests.pipeline.claimed_devices import KEEP_ONE, published_uuids, without_driver, without_pods
 from tests.rigs.node import agents, ends, fake_cluster, moments, node_rig, nodes, strikes
 
 
@@ -223,14 +218,14 @@ def test_after_the_driver_vanishes_at_any_call_a_retry_succeeds(*, label_managed
 
 @pytest.mark.parametrize("is_stopped", [True, False])
 def test_request_that_ends_in_a_wait_for_the_driver_restores_the_node(*, is_stopped: bool) -> None:
-    def begin() -> strikes.NodeAndAgent:
+    def begin() -> ends.NodeAndAgent:
         rig = nodes.dra_node()
         strikes.kill_before(rig, steps.DestroyComputeInstance, "all-disabled")
         rig.pods.add("late", has_claims=True, claimed_ids=frozenset({min(rig.gpus[1].mig_uuids)}))
         return rig, agents.start(rig, "all-disabled")
 
     superseded_runs = [
-        *strikes.supersede_at_checks(begin, "all-disabled", is_replaced=not is_stopped)
+        *ends.supersede_at_checks(begin, "all-disabled", is_replaced=not is_stopped)
     ]
     for rig, agent in superseded_runs:
         ends.assert_restored(rig, is_stopped=is_stopped)

@@ -8,7 +8,7 @@ import pytest
 from mig_manager.core import steps
 from mig_manager.core.node.daemons import clients
 from mig_manager.reasons import Reason
-from tests.rigs.node import ends, fakes, moments, nodes, strikes
+from tests.rigs.node import call_errors, ends, fakes, moments, nodes
 from tests.rigs.node.nodes import (
     DCGM,
     EXPORTER,
@@ -58,7 +58,7 @@ def test_an_api_that_fails_leaves_the_monitors_to_the_end_of_the_run() -> None:
     rig = monitored_node()
 
     def fail() -> None:
-        raise strikes.BROKEN["node"]
+        raise call_errors.broken("node")
 
     rig.callbacks.add(
         "node.patch",
@@ -157,7 +157,7 @@ def test_a_validator_that_cannot_be_deleted_does_not_fail_the_run() -> None:
     ends.run_to(rig, "one-slice-changed", Reason.APPLIED)
     last_delete = len(rig.log) - 1 - rig.log[::-1].index("workloads.delete")
     rig = monitored_node()
-    rig.failures.add(last_delete, strikes.BROKEN["workloads"])
+    rig.failures.add(last_delete, call_errors.broken("workloads"))
 
     ends.run_to(rig, "one-slice-changed", Reason.APPLIED)
 

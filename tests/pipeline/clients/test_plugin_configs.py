@@ -6,7 +6,7 @@ from mig_manager.core import steps
 from mig_manager.core.node import policies
 from mig_manager.core.objects import well_known
 from mig_manager.reasons import Reason
-from tests.rigs.node import agents, ends, moments, nodes, strikes
+from tests.rigs.node import agents, call_errors, ends, moments, nodes, strikes
 from tests.rigs.node.nodes import (
     sharing_node,
 )
@@ -36,7 +36,7 @@ def test_a_plugin_config_is_restored_where_the_change_or_the_plugin_fails(
     rig = sharing_node()
     rig.plugin.is_broken = is_plugin_broken
     if not is_plugin_broken:
-        rig.failures.add(steps.CreateGpuInstance, strikes.REFUSED, times=1)
+        rig.failures.add(steps.CreateGpuInstance, call_errors.REFUSED, times=1)
 
     reason = Reason.PLUGIN_NOT_READY if is_plugin_broken else Reason.INSUFFICIENT_RESOURCES
     ends.run_to(rig, "one-slice-changed", reason)

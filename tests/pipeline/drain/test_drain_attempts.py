@@ -8,7 +8,7 @@ import pytest
 from mig_manager import errors
 from mig_manager.core.records import run_status
 from mig_manager.reasons import Reason
-from tests.pipeline import scenes
+from tests.pipeline import drifts
 from tests.pipeline.drain import drains
 from tests.pipeline.drain.deployments import (
     CONFIG,
@@ -17,7 +17,16 @@ from tests.pipeline.drain.deployments import (
     node_with,
     try_once,
 )
-from tests.rigs.node import agents, ends, fakes, inboxes, moments, node_rig, nodes, strikes
+from tests.rigs.node import (
+    agents,
+    call_errors,
+    ends,
+    fakes,
+    inboxes,
+    moments,
+    node_rig,
+    nodes,
+)
 
 News = Callable[[inboxes.Inbox, node_rig.NodeRig], object]
 
@@ -155,12 +164,12 @@ def refuse_evictions(rig: node_rig.NodeRig) -> None:
     [
         (refuse_evictions, Reason.API_ERROR),
         (add_foreign_manager, Reason.FOREIGN_MANAGER),
-        (refusing("gpus.observe", strikes.NO_DRIVER), Reason.DRIVER_NOT_LOADED),
+        (refusing("gpus.observe", call_errors.NO_DRIVER), Reason.DRIVER_NOT_LOADED),
         (
-            refusing("allocations.assigned_devices", strikes.BROKEN["allocations"]),
+            refusing("allocations.assigned_devices", call_errors.broken("allocations")),
             Reason.POD_RESOURCES_UNAVAILABLE,
         ),
-        (refusing("workloads.list", strikes.BROKEN["node"]), Reason.API_UNAVAILABLE),
+        (refusing("workloads.list", call_errors.broken("node")), Reason.API_UNAVAILABLE),
         (refusing("workloads.list", drains.FORBIDDEN), Reason.FORBIDDEN),
     ],
     ids=["evictions", "another manager", "driver", "kubelet", "API", "rights"],
@@ -198,7 +207,7 @@ def test_a_late_rolling_drain_leaves_no_taint_after_a_change_that_fails(reason: 
 
     def break_services() -> None:
         if late and late[0].kills and reason is Reason.HOST_SERVICE_FAILED:
-            rig.failures.add("services.running", strikes.BROKEN["services"])
+            rig.failures.add("services.running", call_errors.broken("services"))
 
     rig.callbacks.add(moments.Wait, break_services)
     rig.callbacks.add(
@@ -266,7 +275,7 @@ def test_node_closed_between_attempts_is_reopened_without_a_request(
 def test_a_plugin_is_not_restarted_while_the_tainted_node_awaits_a_retry() -> None:
     rig, _ = node_with(room_elsewhere=0)
     plugins = {pod.uid for pod in rig.pods.plugins}
-    rig.callbacks.add(moments.Time(5), lambda: scenes.tamper(rig, 1))
+    rig.callbacks.add(moments.Time(5), lambda: drifts.tamper(rig, 1))
 
     assert try_once(rig).reason is Reason.DRAIN_STALLED
 

@@ -12,7 +12,7 @@ from mig_manager.core import model
 from mig_manager.core.objects import well_known
 from mig_manager.core.settings import node_settings
 from tests.pipeline import repairs
-from tests.rigs.node import agents, ends, fakes, gpu_values, node_rig, nodes, strikes
+from tests.rigs.node import agents, call_errors, ends, fakes, gpu_values, node_rig, nodes
 
 RESET = model.RecoveryAction.GPU_RESET
 REBOOT = model.RecoveryAction.NODE_REBOOT
@@ -167,7 +167,7 @@ def test_a_fault_and_drift_are_published_without_the_right_to_list_pods(
     agent = repairs.agent_of(rig)
     outcome = agents.run(rig, "all-balanced", by=agent)
     rig.node_object.recovery_condition = None
-    rig.failures.add("workloads.list", strikes.BROKEN["workloads"])
+    rig.failures.add("workloads.list", call_errors.broken("workloads"))
     if is_silent:
         rig.gpus = gpu_values.without_instances(rig.gpus, 1)
 
@@ -187,7 +187,7 @@ def test_a_node_without_a_request_is_checked_too() -> None:
     agent.check_without_request()
     assert recovery(rig) == ("True", "GpuReset")
 
-    rig.failures.add("gpus.observe", strikes.BROKEN["gpus"])
+    rig.failures.add("gpus.observe", call_errors.broken("gpus"))
     agent.check_without_request()
     assert recovery(rig) == ("True", "GpuReset")
 
@@ -217,7 +217,7 @@ def test_xids_are_counted_and_each_causes_one_event_an_hour() -> None:
 def test_a_lost_write_is_tried_again_with_the_next_check() -> None:
     rig, agent, outcome = node_at_rest()
     set_action(rig, RESET, 0)
-    rig.failures.add("node.patch", strikes.BROKEN["node"])
+    rig.failures.add("node.patch", call_errors.broken("node"))
     with pytest.raises(errors.ClusterError):
         agent.check_drift("all-balanced", outcome)
 

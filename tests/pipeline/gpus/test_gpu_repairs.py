@@ -13,7 +13,16 @@ from mig_manager.core.objects import well_known
 from mig_manager.core.records import run_status
 from mig_manager.core.settings import node_settings
 from tests.pipeline import repairs
-from tests.rigs.node import agents, ends, fakes, gpu_values, moments, node_rig, samples, strikes
+from tests.rigs.node import (
+    agents,
+    call_errors,
+    ends,
+    fakes,
+    gpu_values,
+    moments,
+    node_rig,
+    samples,
+)
 
 DAY_S = 86400.0
 
@@ -231,7 +240,7 @@ def test_a_budget_stops_the_repair_and_the_layout_stays_a_success() -> None:
     ends.assert_restored(rig)
 
 
-API_BROKEN = {"workloads.list": strikes.BROKEN["node"]}
+API_BROKEN = {"workloads.list": call_errors.broken("node")}
 PASSES = contextlib.nullcontext()
 
 
@@ -387,7 +396,7 @@ def test_a_reset_ends_instances_that_the_fault_keeps_undestroyed() -> None:
     rig = repairs.faulty_node()
     before = gpu_values.geometry(rig.gpus)
     destructions = steps.DestroyComputeInstance | steps.DestroyGpuInstance
-    rig.failures.add(destructions, strikes.BROKEN["gpus"])
+    rig.failures.add(destructions, call_errors.broken("gpus"))
 
     repairs.serve(rig)
     assert repairs.resets(rig) == 1

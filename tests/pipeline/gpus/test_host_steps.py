@@ -10,7 +10,16 @@ from mig_manager.core import liveness, model, ports, steps
 from mig_manager.core.objects import well_known
 from mig_manager.core.records import host_copy, journals, requests, run_status, verified_layouts
 from mig_manager.reasons import Reason
-from tests.rigs.node import agents, ends, gpu_values, moments, node_rig, nodes, strikes
+from tests.rigs.node import (
+    agents,
+    call_errors,
+    ends,
+    gpu_values,
+    moments,
+    node_rig,
+    nodes,
+    strikes,
+)
 
 ALL_1G = "all-1g.5gb"
 NO_MIG = model.DesiredGpu(mode=model.MigMode.DISABLED)
@@ -121,7 +130,7 @@ def test_a_service_that_leaves_the_list_while_it_is_stopped_is_started() -> None
 
 def test_a_failed_change_starts_the_services_again() -> None:
     rig = nodes.hosted_node()
-    rig.failures.add(steps.CreateGpuInstance, strikes.REFUSED, times=1)
+    rig.failures.add(steps.CreateGpuInstance, call_errors.REFUSED, times=1)
 
     ends.run_to(rig, "one-slice-changed", Reason.INSUFFICIENT_RESOURCES)
 

@@ -8,9 +8,9 @@ from mig_manager.core import steps
 from mig_manager.core.node import policies
 from mig_manager.core.objects import well_known
 from mig_manager.reasons import Reason
-from tests.pipeline import scenes
+from tests.pipeline import drifts
 from tests.pipeline.custom_requests import custom_layout, document, request_custom
-from tests.pipeline.scenes import WHOLE, outdated_node, process, processes_of_pods
+from tests.pipeline.gpu_users import WHOLE, outdated_node, process, processes_of_pods
 from tests.rigs.node import agents, driver_rules, ends, moments, node_rig, nodes, strikes
 
 RETRIES = 3  # how often a run is repeated, with a new agent each time
@@ -249,7 +249,7 @@ def test_a_pod_with_a_missing_claimed_device_is_not_evicted_unrequested() -> Non
     rig.callbacks.add(
         moments.Call, rig.driver.processes.clear, when=lambda: uid not in rig.pods, times=1
     )
-    scenes.tamper(rig)
+    drifts.tamper(rig)
     layout = "all-balanced"
     ends.run_to(rig, layout, Reason.DRIFTED, "default/outdated", is_heal=True)
     assert "workloads.evict" not in rig.log

@@ -108,12 +108,7 @@ class ModeRig(simulated_rig.SimulatedRig):
             by=self.agent(layout),
             ends_when=lambda: self.host.reboots > before,
         )
-        self.restart()
-
-    def restart(self) -> None:
-        """Reboot: kubelet starts the daemons again, and no other pod."""
-        self.state.reboot()
-        self.lose_pods()
+        self.reboot()
 
     def observe(self) -> tuple[model.Gpu, ...]:
         return self._nvml.observe()
@@ -374,7 +369,7 @@ def test_a_layout_is_back_after_a_reboot_that_keeps_or_loses_the_mode(
     rig.host.may_reboot = True
     assert rig.run_agent(layout).state is run_status.State.SUCCESS
     before = [[gi.placement for gi in gpu.gpu_instances] for gpu in rig.observe()]
-    rig.restart()
+    rig.reboot()
     assert rig.modes == [(is_kept, is_kept)] * 2
     resets = rig.attachments
 

@@ -14,7 +14,16 @@ from mig_manager.core.node import policies
 from mig_manager.core.objects import well_known
 from mig_manager.core.records import run_status, verified_layouts
 from mig_manager.reasons import Reason
-from tests.rigs.node import agents, ends, fakes, gpu_values, moments, node_rig, nodes, strikes
+from tests.rigs.node import (
+    agents,
+    call_errors,
+    ends,
+    fakes,
+    gpu_values,
+    moments,
+    node_rig,
+    nodes,
+)
 
 POLKIT = errors.HostError("polkit says no", reason=Reason.REBOOT_REQUIRED)
 
@@ -39,7 +48,7 @@ def go_down(
 
 def restart_without_the_mode(rig: node_rig.NodeRig) -> None:
     """Restart the machine, which does not activate the pending mode."""
-    rig.restart_machine()
+    rig.reboot()
     off = model.MigMode.DISABLED
     rig.gpus = tuple(dataclasses.replace(gpu, current_mode=off) for gpu in rig.gpus)
 
@@ -56,7 +65,7 @@ def test_node_that_needs_a_reboot_reboots_once_and_gets_its_layout() -> None:
     assert rig.node_object.ready_reasons[-1] == "Rebooting"
     assert rig.node_object.status["rebooted"] is True
     rig.driver.mode_waits = False
-    rig.restart_machine()
+    rig.reboot()
 
     assert agents.resume(rig, "all-1g.5gb").state is run_status.State.SUCCESS
     assert rig.host.reboots == 1
@@ -123,7 +132,7 @@ def test_a_reboot_activates_no_mode_of_an_older_rollback_that_was_refused() -> N
 
     go_down(rig, "both", by=agents.start(rig, "both", layouts=ONE_OR_BOTH))
     older = json.loads(rig.node_object.annotations[well_known.JOURNAL_ANNOTATION])["snapshot"]
-    rig.restart_machine()
+    rig.reboot()
     outcome = agents.resume(rig, "both", layouts=ONE_OR_BOTH)
 
     assert [each["uuid"] for each in older] == [gpu.uuid for gpu in rig.gpus]
@@ -134,7 +143,7 @@ def test_a_reboot_activates_no_mode_of_an_older_rollback_that_was_refused() -> N
 @pytest.mark.parametrize(("attempt", "after_s"), [(1, 15), (40, 15), (41, 300)])
 def test_status_names_the_retry_while_the_driver_is_loading(attempt: int, after_s: int) -> None:
     rig = nodes.node()
-    rig.failures.add("gpus.observe", strikes.NO_DRIVER)
+    rig.failures.add("gpus.observe", call_errors.NO_DRIVER)
 
     agents.run(rig, "all-1g.5gb", attempt=attempt, retry_after_s=300.0)
 
@@ -148,7 +157,7 @@ MANAGER: dict[str, Any] = {"labels": {"app": "nvidia-mig-manager"}, "owner_kind"
     ("obstruct", "reason"),
     [
         (
-            lambda rig: rig.failures.add("gpus.observe", strikes.NO_DRIVER),
+            lambda rig: rig.failures.add("gpus.observe", call_errors.NO_DRIVER),
             Reason.DRIVER_NOT_LOADED,
         ),
         (lambda rig: rig.pods.add("m", **MANAGER), Reason.FOREIGN_MANAGER),
@@ -160,7 +169,7 @@ def test_a_layout_that_a_reboot_took_is_not_labelled_until_it_is_back(
     obstruct: Callable[[node_rig.NodeRig], object], reason: Reason
 ) -> None:
     rig, _, _ = nodes.at_rest("all-1g.5gb")
-    rig.restart_machine()
+    rig.reboot()
     obstruct(rig)
 
     assert agents.resume(rig, "all-1g.5gb").reason is reason
@@ -186,7 +195,7 @@ def test_an_agent_stopped_after_reboot_and_lost_run_restores_the_node() -> None:
     rig = nodes.rebooting_node()
     go_down(rig)
     rig.driver.mode_waits = False
-    rig.restart_machine()
+    rig.reboot()
     agent = agents.start(rig, "all-1g.5gb")
     rig.log.clear()
 
@@ -194,7 +203,7 @@ def test_an_agent_stopped_after_reboot_and_lost_run_restores_the_node() -> None:
         return "gpus.execute" in rig.log and rig.log[-1].startswith(("node.", "workloads."))
 
     with (
-        rig.failures.adding(moments.Call, strikes.BROKEN["node"], when=is_to_api),
+        rig.failures.adding(moments.Call, call_errors.broken("node"), when=is_to_api),
         pytest.raises(errors.ClusterError),
     ):
         agents.run(rig, "all-1g.5gb", by=agent)
@@ -357,7 +366,7 @@ def test_a_refused_reboot_evicts_no_pod(
 
 def refuse_a_patch_after_evictions(rig: node_rig.NodeRig) -> None:
     def refuse() -> None:
-        raise strikes.BROKEN["node"]
+        raise call_errors.broken("node")
 
     rig.callbacks.add("node.patch", refuse, when=lambda: "workloads.evict" in rig.log, times=1)
 
@@ -480,7 +489,7 @@ def test_policy_none_forbids_a_reboot() -> None:
 def test_a_request_removed_during_the_reboot_restores_the_node() -> None:
     rig = nodes.rebooting_node()
     go_down(rig)
-    rig.restart_machine()
+    rig.reboot()
     agents.undo(rig)
 
     assert rig.node_object.labels[well_known.STATE_LABEL] == "failed"

@@ -6,7 +6,7 @@ from mig_manager.core import model, steps
 from mig_manager.core.objects import well_known
 from mig_manager.core.records import run_status
 from tests.pipeline import repairs
-from tests.rigs.node import agents, ends, gpu_values, nodes, strikes
+from tests.rigs.node import agents, call_errors, ends, gpu_values, nodes
 
 
 def test_a_layout_waits_for_the_repair_of_its_gpu_before_an_eviction() -> None:
@@ -44,7 +44,7 @@ def test_a_fault_during_a_change_is_repaired_before_the_next_attempt() -> None:
         lambda: repairs.break_gpus(rig, 0),
         when=lambda: not repairs.resets(rig),
     )
-    rig.failures.add(steps.Step, strikes.BROKEN["gpus"], when=lambda: rig.gpus[0].awaits_reset)
+    rig.failures.add(steps.Step, call_errors.broken("gpus"), when=lambda: rig.gpus[0].awaits_reset)
     agent = repairs.agent_of(rig)
     outcome = repairs.request_other(rig, agent)
     assert outcome.should_retry

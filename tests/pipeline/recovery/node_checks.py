@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from mig_manager.agent import outcomes
 from mig_manager.core.objects import well_known
 from mig_manager.core.records import run_status
-from tests.pipeline import scenes
+from tests.pipeline import claimed_devices
 from tests.pipeline.recovery.played_changes import MAX_PAUSES, PlayedChange, device_names
 from tests.pipeline.swept_changes import NodeEnd
 from tests.rigs import layout_table
@@ -46,7 +46,7 @@ def problems_at_rest(
     problems += _evicted_pods(play)
     if rig.dra_driver.is_installed:
         serving = rig.pods.dra_drivers
-        devices = scenes.published_uuids(rig)
+        devices = claimed_devices.published_uuids(rig)
     else:
         serving = rig.pods.plugins
         devices = frozenset().union(*rig.kubelet.schedulable.values())

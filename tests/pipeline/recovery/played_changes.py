@@ -16,7 +16,7 @@ from tests.pipeline import agent_loop
 from tests.pipeline.recovery import node_keys
 from tests.pipeline.swept_changes import NodeChange
 from tests.rigs import layout_table
-from tests.rigs.node import agents, fakes, inboxes, moments, node_rig, strikes
+from tests.rigs.node import agents, call_errors, fakes, inboxes, moments, node_rig, strikes
 
 MAX_PAUSES = 16
 _WITHOUT_PARENTHESES = str.maketrans("", "", "()")  # they mark what has no compute instance yet
@@ -96,7 +96,7 @@ class PlayedChange:
             rig.callbacks.adding(moments.Call, begin_moment),
             rig.callbacks.adding(steps.Step, begin_step),
             rig.failures.adding(
-                steps.CreateGpuInstance, strikes.REFUSED, when=self._is_step_refused
+                steps.CreateGpuInstance, call_errors.REFUSED, when=self._is_step_refused
             ),
         ):
             begin_moment()

@@ -9,7 +9,7 @@ from mig_manager.core import steps
 from mig_manager.core.objects import well_known
 from mig_manager.core.records import run_status
 from tests.pipeline.swept_changes import CHANGES, SWEPT
-from tests.rigs.node import agents, ends, fakes, moments, node_rig, nodes, strikes
+from tests.rigs.node import agents, call_errors, ends, fakes, moments, node_rig, nodes
 from tests.rigs.node.nodes import DCGM, EXPORTER, GFD, monitored_node
 
 UPGRADING = f"{well_known.PAUSED_VALUE}_paused-for-driver-upgrade"
@@ -69,7 +69,7 @@ def test_clients_run_again_after_a_driver_upgrade_that_met_our_pause(
 def test_a_step_that_fails_restores_the_former_instances(step: type) -> None:
     rig = nodes.busy_node()
     before = rig.gpus
-    rig.failures.add(step, strikes.REFUSED, times=1)
+    rig.failures.add(step, call_errors.REFUSED, times=1)
 
     back = "the former instances are restored"
     ends.run_to(rig, "one-slice-changed", reasons.Reason.INSUFFICIENT_RESOURCES, back)
@@ -82,7 +82,7 @@ def test_a_step_that_fails_restores_the_former_instances(step: type) -> None:
 def test_failing_api_does_not_block_the_rollback() -> None:
     def failing_node() -> node_rig.NodeRig:
         rig = nodes.busy_node()
-        rig.failures.add(steps.CreateGpuInstance, strikes.REFUSED, times=1)
+        rig.failures.add(steps.CreateGpuInstance, call_errors.REFUSED, times=1)
         return rig
 
     rig = failing_node()
@@ -96,7 +96,7 @@ def test_failing_api_does_not_block_the_rollback() -> None:
     for index in call_indices:
         rig = failing_node()
         before = rig.gpus
-        rig.failures.add(index, strikes.BROKEN["node"])
+        rig.failures.add(index, call_errors.broken("node"))
 
         with contextlib.suppress(errors.ClusterError):
             ends.run_to(rig, "one-slice-changed", reasons.Reason.INSUFFICIENT_RESOURCES)
@@ -117,7 +117,7 @@ def test_node_is_restored_after_any_failed_call_and_the_retry_ends_alike(name: s
     for index, call in enumerate(undisturbed):
         rig = change.make()
         agent = change.agent(rig)
-        rig.failures.add(index, strikes.broken(call))
+        rig.failures.add(index, call_errors.broken(call))
         try:
             change.run(rig, agent)
         except errors.ClusterError:
@@ -146,7 +146,7 @@ def test_api_outage_after_the_change_neither_fails_nor_rolls_back(name: str) -> 
     for index in call_indices:
         rig = change.make()
         agent = change.agent(rig)
-        rig.failures.add(index, strikes.BROKEN["node"])
+        rig.failures.add(index, call_errors.broken("node"))
         try:
             outcome = change.run(rig, agent)
         except errors.ClusterError:
@@ -167,7 +167,7 @@ def test_an_agent_that_stops_after_an_outage_in_mid_change_ends_the_run(name: st
     for index in range(undisturbed.index("gpus.execute"), len(undisturbed)):
         rig = change.make()
         agent = change.agent(rig)
-        rig.failures.add(index, strikes.broken(undisturbed[index]))
+        rig.failures.add(index, call_errors.broken(undisturbed[index]))
         try:
             change.run(rig, agent)
         except errors.ClusterError:
@@ -196,7 +196,7 @@ def test_an_agent_stopped_in_a_drain_restores_despite_a_failed_call() -> None:
     for index in range(len(undisturbed.log)):
         rig = nodes.busy_node()
         agent = agents.new_agent(rig)
-        rig.failures.add(index, strikes.BROKEN["node"])
+        rig.failures.add(index, call_errors.broken("node"))
         stop_in_a_drain(rig, agent)
         assert not rig.failures, index
 

@@ -10,8 +10,8 @@ from mig_manager.core.node.daemons import clients
 from mig_manager.core.objects import well_known
 from mig_manager.core.records import journals, node_entries
 from mig_manager.reasons import Reason
-from tests.pipeline import scenes
-from tests.rigs.node import agents, ends, moments, node_rig, nodes, strikes
+from tests.pipeline import claimed_devices
+from tests.rigs.node import agents, call_errors, ends, moments, node_rig, nodes
 from tests.rigs.node.nodes import EXTRA_CLIENTS
 
 
@@ -19,7 +19,7 @@ def after_failed_rollback() -> tuple[node_rig.NodeRig, tuple[model.Gpu, ...]]:
     """A change has failed, and so has its rollback."""
     rig = nodes.busy_node()
     before = rig.gpus
-    with rig.failures.adding(steps.CreateGpuInstance, strikes.REFUSED):
+    with rig.failures.adding(steps.CreateGpuInstance, call_errors.REFUSED):
         assert agents.run(rig, "one-slice-changed").should_retry
     assert well_known.JOURNAL_ANNOTATION in rig.node_object.annotations
     return rig, before
@@ -47,7 +47,7 @@ def test_gpus_lost_in_a_change_are_unreachable_in_its_status() -> None:
     rig = nodes.busy_node()
     uuids = {gpu.uuid for gpu in rig.gpus}
     rig.callbacks.add(steps.Step, lambda: rig.driver.lost.update(uuids))
-    rig.failures.add(steps.Step, strikes.BROKEN["gpus"])
+    rig.failures.add(steps.Step, call_errors.broken("gpus"))
 
     assert agents.run(rig, "one-slice-changed").should_retry
 
@@ -92,7 +92,7 @@ def test_a_final_failure_waits_for_no_plugin_that_its_run_did_not_pause() -> Non
     # The DaemonSet makes no new pod of the deleted plugin, which a later run must verify.
     rig.callbacks.add(steps.Step, lambda: setattr(rig.plugin, "is_label_managed", True))
     agent = agents.new_agent(rig)
-    with rig.failures.adding(steps.CreateGpuInstance, strikes.REFUSED):
+    with rig.failures.adding(steps.CreateGpuInstance, call_errors.REFUSED):
         agents.run(rig, "one-slice-changed", by=agent)
     began_s = rig.clock.now_s
 
@@ -107,7 +107,7 @@ def test_a_final_failure_waits_for_no_plugin_that_its_run_did_not_pause() -> Non
 def test_a_rollback_that_fails_again_is_not_announced_as_restored(boot_id: str) -> None:
     rig, _ = after_failed_rollback()
     rig.host.boot_id = boot_id
-    rig.failures.add(steps.CreateGpuInstance, strikes.REFUSED)
+    rig.failures.add(steps.CreateGpuInstance, call_errors.REFUSED)
 
     assert agents.undo(rig)  # and is retried
 
@@ -118,9 +118,9 @@ def test_a_failed_rollback_is_remembered_without_a_restart() -> None:
     rig = nodes.busy_node()
     before = rig.gpus
     agent = agents.new_agent(rig)
-    with rig.failures.adding(steps.CreateGpuInstance, strikes.REFUSED):
+    with rig.failures.adding(steps.CreateGpuInstance, call_errors.REFUSED):
         agents.run(rig, "one-slice-changed", by=agent)
-    rig.failures.add(steps.CreateComputeInstance, strikes.REFUSED, times=1)
+    rig.failures.add(steps.CreateComputeInstance, call_errors.REFUSED, times=1)
 
     ends.run_to(rig, "one-slice-changed", Reason.INSUFFICIENT_RESOURCES, by=agent, attempt=2)
 
@@ -168,7 +168,7 @@ def after_partial_rollback(
     def has_created() -> bool:
         return any(isinstance(each, steps.CreateComputeInstance) for each in executed)
 
-    with rig.failures.adding(steps.Step, strikes.REFUSED, when=has_created):
+    with rig.failures.adding(steps.Step, call_errors.REFUSED, when=has_created):
         assert agents.run(rig, layout).should_retry
     assert well_known.JOURNAL_ANNOTATION in rig.node_object.annotations
     (new_device,) = (
@@ -303,7 +303,7 @@ def test_journal_of_a_newer_version_is_read_as_far_as_known() -> None:
 
 def test_a_rollback_that_failed_is_not_repeated_in_the_same_run() -> None:
     rig = nodes.busy_node()
-    rig.failures.add(steps.CreateGpuInstance, strikes.REFUSED)
+    rig.failures.add(steps.CreateGpuInstance, call_errors.REFUSED)
 
     agents.run(rig, "one-slice-changed")
 
@@ -313,15 +313,15 @@ def test_a_rollback_that_failed_is_not_repeated_in_the_same_run() -> None:
 @pytest.mark.parametrize("is_late", [False, True], ids=["before", "after the pause"])
 def test_a_rollback_spares_the_device_of_a_pod_that_is_not_bound_yet(*, is_late: bool) -> None:
     rig, _, new_device = after_partial_rollback(
-        scenes.without_pods(nodes.dra_node()), "all-balanced"
+        claimed_devices.without_pods(nodes.dra_node()), "all-balanced"
     )
     rig.clock.wait(1)
-    assert new_device in scenes.published_uuids(rig)
+    assert new_device in claimed_devices.published_uuids(rig)
     gpus = rig.gpus
 
     rig.callbacks.add(
         moments.Call,
-        lambda: scenes.add_unbound(rig, new_device),
+        lambda: claimed_devices.add_unbound(rig, new_device),
         when=lambda: not (is_late and rig.pods.has_dra_driver),
         times=1,
     )

@@ -7,7 +7,7 @@ import pytest
 from mig_manager import errors, reasons
 from mig_manager.core.objects import well_known
 from mig_manager.core.records import journals, node_entries, run_status
-from tests.rigs.node import agents, ends, gpu_values, node_rig, nodes, strikes
+from tests.rigs.node import agents, call_errors, ends, gpu_values, node_rig, nodes
 
 
 @pytest.mark.parametrize(("layout", "passes"), [("all-1g.5gb", True), ("too-much", False)])
@@ -180,7 +180,7 @@ def test_node_without_a_request_keeps_its_state(state: dict[str, str]) -> None:
 
 def test_node_without_a_request_publishes_its_gpus() -> None:
     rig = nodes.node()
-    rig.failures.add("gpus.observe", strikes.NO_DRIVER)
+    rig.failures.add("gpus.observe", call_errors.NO_DRIVER)
     agent = agents.new_agent(rig)
 
     assert agent.restore_without_request()
@@ -195,7 +195,7 @@ def test_node_without_a_request_publishes_its_gpus() -> None:
 
 def test_an_unfinished_restore_is_retried_after_the_label_is_removed() -> None:
     rig = nodes.hosted_node()
-    rig.failures.add("services.start", strikes.BROKEN["services"])
+    rig.failures.add("services.start", call_errors.broken("services"))
     agent = agents.new_agent(rig)
     assert agents.run(rig, "one-slice-changed", by=agent).should_retry
 

@@ -11,7 +11,17 @@ from mig_manager.core.objects import well_known
 from mig_manager.core.records import journals, node_entries, run_status
 from mig_manager.reasons import Reason
 from tests.pipeline import agent_loop
-from tests.rigs.node import agents, ends, fakes, gpu_values, moments, node_rig, nodes, strikes
+from tests.rigs.node import (
+    agents,
+    call_errors,
+    ends,
+    fakes,
+    gpu_values,
+    moments,
+    node_rig,
+    nodes,
+    strikes,
+)
 
 
 @pytest.mark.parametrize("end", ["locked", "replaced", "stopped"])
@@ -66,7 +76,7 @@ def test_successor_that_cannot_read_the_journal_again_undoes_nothing() -> None:
     rig.callbacks.add(steps.Step, lambda: successor.recover("one-slice-changed"), times=1)
     ends.run_to(rig, "one-slice-changed", Reason.APPLIED)
     changed = rig.gpus
-    rig.failures.add(len(rig.log), strikes.BROKEN["node"])
+    rig.failures.add(len(rig.log), call_errors.broken("node"))
 
     ends.run_to(rig, "one-slice-changed", Reason.API_UNAVAILABLE, by=successor)
     assert rig.gpus == changed
@@ -193,7 +203,7 @@ def test_a_change_undone_after_a_power_loss_labels_no_lost_layout(requested: str
     for _, rig, _ in strikes.kills(
         nodes.busy_node, lambda rig: agents.resume(rig, "one-slice-changed")
     ):
-        rig.restart_machine()
+        rig.reboot()
         agents.take_over(rig, requested)
         undone += bool(rig.gpus[0].gpu_instances)
         ends.assert_restored(rig)
@@ -232,7 +242,7 @@ def test_outdated_copy_of_the_journal_undoes_nothing(reason: Reason, later: str)
     copies = rig.note(lambda: rig.host_copy_file.text or "")
     agents.run(rig, "one-slice-changed")
     if later:
-        rig.failures.add("gpus.observe", strikes.BROKEN["gpus"])
+        rig.failures.add("gpus.observe", call_errors.broken("gpus"))
         agents.run(rig, later)
         rig.failures.clear()
     # The disk was full at the end of the run.
@@ -247,7 +257,7 @@ def test_outdated_copy_of_the_journal_undoes_nothing(reason: Reason, later: str)
 
 def test_node_that_registers_again_between_attempts_gets_its_services_back() -> None:
     rig = nodes.hosted_node()
-    rig.failures.add("services.start", strikes.BROKEN["services"])
+    rig.failures.add("services.start", call_errors.broken("services"))
     agent = agents.new_agent(rig)
     assert agents.run(rig, "one-slice-changed", by=agent).should_retry
     rig.failures.clear()
@@ -267,11 +277,11 @@ def test_agent_after_a_stopped_one_waits_for_the_plugin(
     """Although the new pod of the plugin is not there yet, and no label says that one is due."""
     unfinished = 0
 
-    def begin() -> strikes.NodeAndAgent:
+    def begin() -> ends.NodeAndAgent:
         rig = nodes.node(layout="all-balanced", label_managed=label_managed)
         return rig, agents.new_agent(rig)
 
-    for rig, _ in strikes.supersede_at_checks(begin, "one-slice-changed"):
+    for rig, _ in ends.supersede_at_checks(begin, "one-slice-changed"):
         unfinished += ends.has_layout(rig, "one-slice-changed")
         rig.pods.remove_if(lambda pod: pod.is_terminating)
 
@@ -295,7 +305,7 @@ def test_services_start_after_the_rollback_of_a_resumed_run() -> None:
     calls = undisturbed.log[: undisturbed.log.index("gpus.execute")]
     last = max(at for at, call in enumerate(calls) if call == "workloads.list")
     rig = node_after_kill()
-    rig.failures.add(last, strikes.broken("workloads.list"))
+    rig.failures.add(last, call_errors.broken("workloads.list"))
 
     def occupy() -> None:
         rig.driver.clients = "nvsm (pid 7)" if rig.host.services["nvsm.service"] else ""
@@ -321,7 +331,7 @@ def test_failed_read_does_not_keep_a_stopping_agent_from_reopening() -> None:
     rig.node_object.annotations[well_known.JOURNAL_ANNOTATION] = journal.to_json()
     agent.recover("one-slice-changed")
     agent.mark_outdated()
-    rig.failures.add("node.read", strikes.BROKEN["node"])
+    rig.failures.add("node.read", call_errors.broken("node"))
     with pytest.raises(errors.ClusterError):
         agent.recover("one-slice-changed")
     rig.failures.clear()
@@ -364,7 +374,7 @@ def test_an_agent_stopped_after_an_unreported_run_restores_node_and_host() -> No
     agent = agents.new_agent(rig)
     rig.failures.add(
         "node.patch",
-        strikes.BROKEN["workloads"],
+        call_errors.broken("workloads"),
         when=lambda: rig.log.count("node.patch") > 1,
     )
     with pytest.raises(errors.ClusterError):

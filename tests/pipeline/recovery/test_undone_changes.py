@@ -10,7 +10,7 @@ from mig_manager.core import model, steps
 from mig_manager.core.objects import well_known
 from mig_manager.core.records import journals, run_status
 from mig_manager.reasons import Reason
-from tests.rigs.node import agents, ends, fakes, gpu_values, node_rig, nodes, strikes
+from tests.rigs.node import agents, call_errors, ends, fakes, gpu_values, node_rig, nodes, strikes
 
 
 def cut_in_half() -> tuple[node_rig.NodeRig, tuple[model.Gpu, ...]]:
@@ -197,7 +197,7 @@ def test_a_resumed_run_that_fails_keeps_the_device_of_a_new_pod() -> None:
     device = nodes.device_at(rig, 0)
     rig.pods.add("newcomer", devices=frozenset({device}))
     rig.kubelet.schedulable = rig.plugin_devices
-    rig.failures.add(steps.CreateGpuInstance, strikes.REFUSED, times=1)
+    rig.failures.add(steps.CreateGpuInstance, call_errors.REFUSED, times=1)
 
     assert agents.resume(rig, "one-slice-changed").state is run_status.State.FAILED
 

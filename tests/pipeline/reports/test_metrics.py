@@ -17,7 +17,7 @@ from mig_manager.agent.reports import metrics
 from mig_manager.core import model, steps
 from mig_manager.core.records import run_status
 from mig_manager.reasons import Reason
-from tests.rigs.node import agents, ends, gpu_values, nodes, strikes
+from tests.rigs.node import agents, call_errors, ends, gpu_values, nodes
 
 NOW = 1_700_000_000.0
 
@@ -255,7 +255,7 @@ def test_each_phase_of_a_run_that_rolls_back_is_measured_once(
     agent_metrics: metrics.AgentMetrics,
 ) -> None:
     rig = nodes.node(layout="all-balanced")
-    rig.failures.add(steps.CreateGpuInstance, strikes.REFUSED, times=1)
+    rig.failures.add(steps.CreateGpuInstance, call_errors.REFUSED, times=1)
 
     agents.run(rig, "one-slice-changed", by=agents.new_agent(rig, telemetry=agent_metrics))
 

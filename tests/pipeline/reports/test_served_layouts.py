@@ -11,7 +11,7 @@ from mig_manager.core.layout import config, layout_list
 from mig_manager.core.objects import well_known
 from mig_manager.core.settings import node_settings
 from tests.rigs import layout_table
-from tests.rigs.node import agents, ends, fakes, gpu_values, node_rig, nodes, strikes
+from tests.rigs.node import agents, call_errors, ends, fakes, gpu_values, node_rig, nodes, strikes
 
 OWNERS_FILE = """
 version: v1
@@ -245,7 +245,7 @@ def test_layouts_are_written_without_a_label_until_that_succeeds(rig: node_rig.N
 def test_a_list_that_could_not_be_published_is_published_later(rig: node_rig.NodeRig) -> None:
     undisturbed = calls_of(nodes.node(), "team-a")
     at = len(undisturbed) - undisturbed[::-1].index("node.patch") - 1
-    rig.failures.add(at, strikes.BROKEN["node"])
+    rig.failures.add(at, call_errors.broken("node"))
     written: list[str] = []
 
     def write(document: str) -> bool:
@@ -255,7 +255,7 @@ def test_a_list_that_could_not_be_published_is_published_later(rig: node_rig.Nod
     agent = agents.new_agent(rig, layouts=OWNERS_FILE, write_layouts=write)
     with pytest.raises(errors.ClusterError):
         agents.run(rig, "team-a", by=agent)
-    rig.failures.add("gpus.observe", strikes.BROKEN["gpus"])
+    rig.failures.add("gpus.observe", call_errors.broken("gpus"))
     agent.recover("team-a")
     ends.run_to(rig, "team-a", reasons.Reason.NVML_ERROR, by=agent)
     rig.failures.clear()

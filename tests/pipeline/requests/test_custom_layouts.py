@@ -21,7 +21,7 @@ from tests.pipeline.custom_requests import (
     published_status,
     request_custom,
 )
-from tests.rigs.node import agents, ends, node_rig, nodes, strikes
+from tests.rigs.node import agents, call_errors, ends, node_rig, nodes, strikes
 
 
 def test_the_layout_of_the_annotation_is_applied_to_the_gpus_that_it_names() -> None:
@@ -212,7 +212,7 @@ def test_a_run_that_a_stop_ended_in_an_outage_needs_no_further_change() -> None:
     executed = undisturbed.log.index("gpus.execute")
     rig = nodes.busy_node()
     agent = agents.new_agent(rig, limits=ON)
-    rig.failures.add(undisturbed.log.index("node.patch", executed), strikes.BROKEN["node"])
+    rig.failures.add(undisturbed.log.index("node.patch", executed), call_errors.broken("node"))
     with pytest.raises(errors.ClusterError):
         request_custom(rig, by=agent)
     agent.stop()

@@ -5,7 +5,7 @@ import pytest
 from mig_manager.core import steps
 from mig_manager.core.objects import well_known
 from mig_manager.reasons import Reason
-from tests.rigs.node import agents, ends, fakes, node_rig, nodes, strikes
+from tests.rigs.node import agents, call_errors, ends, fakes, node_rig, nodes, strikes
 
 START, MODE, CONFIG, EXIT = "start", "mode", "config", "exit"
 
@@ -107,7 +107,7 @@ def test_a_last_hook_that_fails_leaves_the_layout_and_is_tried_again(
 
 def test_failing_exit_hook_does_not_hide_the_reason_of_a_failure(rig: node_rig.NodeRig) -> None:
     rig.hooks.broken = {EXIT}
-    rig.failures.add(steps.CreateGpuInstance, strikes.REFUSED, times=1)
+    rig.failures.add(steps.CreateGpuInstance, call_errors.REFUSED, times=1)
 
     ends.run_to(rig, "one-slice-changed", Reason.INSUFFICIENT_RESOURCES, "exit failed")
 

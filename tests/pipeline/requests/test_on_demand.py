@@ -23,7 +23,7 @@ from tests.pipeline.custom_requests import (
     published_status,
     request_custom,
 )
-from tests.rigs.node import agents, ends, node_rig, nodes, strikes
+from tests.rigs.node import agents, call_errors, ends, node_rig, nodes, strikes
 
 BOTH_AND_MORE = (
     "  - {devices: [0], mig-enabled: true, mig-devices: {1g.5gb: 1, 2g.10gb: 1, 3g.20gb: 1}}\n"
@@ -270,7 +270,7 @@ def test_on_demand_a_plugin_that_does_not_stop_is_retried() -> None:
 def test_on_demand_a_silent_kubelet_is_queried_again() -> None:
     rig = idle_node()
     before = rig.gpus
-    rig.failures.add("allocations.assigned_devices", strikes.BROKEN["allocations"])
+    rig.failures.add("allocations.assigned_devices", call_errors.broken("allocations"))
     outcome = request_custom(rig, ON_DEMAND)
     assert outcome.reason is Reason.POD_RESOURCES_UNAVAILABLE
     assert "default/spared" in outcome.message

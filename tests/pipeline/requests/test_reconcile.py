@@ -13,6 +13,7 @@ from mig_manager.core.records import inventory_codec, run_status
 from mig_manager.reasons import Reason
 from tests.rigs.node import (
     agents,
+    call_errors,
     ends,
     fake_host,
     fakes,
@@ -20,7 +21,6 @@ from tests.rigs.node import (
     moments,
     node_rig,
     nodes,
-    strikes,
 )
 from tests.rigs.node.nodes import guarded_node, node_with_whole_node_drain, node_without_evictions
 
@@ -46,7 +46,7 @@ def test_first_layout_succeeds_with_every_device_schedulable(*, label_managed: b
 def test_devices_are_schedulable_before_kubelets_next_report(*, may_report: bool) -> None:
     rig = nodes.node()
     rig.kubelet.reports_from_s = 10.0
-    rig.failures.add_all({} if may_report else {"node.report_devices": strikes.BROKEN["node"]})
+    rig.failures.add_all({} if may_report else {"node.report_devices": call_errors.broken("node")})
 
     ends.run_to(rig, "all-1g.5gb", Reason.APPLIED)
 

@@ -10,7 +10,7 @@ from mig_manager import errors
 from mig_manager.core.node import policies
 from mig_manager.core.objects import discovery_labels, well_known
 from mig_manager.reasons import Reason
-from tests.pipeline.scenes import KEEP_ONE, without_driver, without_pods
+from tests.pipeline.claimed_devices import KEEP_ONE, without_driver, without_pods
 from tests.rigs import layout_table
 from tests.rigs.node import (
     agents,

@@ -9,7 +9,7 @@ import pytest
 from mig_manager import errors
 from mig_manager.core import steps
 from mig_manager.reasons import Reason
-from tests.rigs.node import agents, ends, node_rig, nodes, strikes
+from tests.rigs.node import agents, call_errors, ends, node_rig, nodes, strikes
 
 
 def broken_change(rig: node_rig.NodeRig) -> contextlib.AbstractContextManager[None]:
@@ -106,7 +106,7 @@ def test_a_change_that_always_fails_after_its_drain_soon_evicts_no_pod(
 @pytest.mark.parametrize(
     "strike",
     [
-        lambda rig: rig.lost_answers.adding("workloads.evict", strikes.BROKEN["node"]),
+        lambda rig: rig.lost_answers.adding("workloads.evict", call_errors.broken("node")),
         lambda rig: rig.lost_answers.adding("workloads.evict", strikes.Killed()),
         lambda rig: rig.failures.adding(steps.DestroyComputeInstance, strikes.Killed()),
     ],

@@ -7,10 +7,10 @@ import pytest
 from mig_manager.core.fleet import slots
 from mig_manager.core.objects import well_known
 from mig_manager.reasons import Reason
-from tests.pipeline import agent_loop, scenes
+from tests.pipeline import agent_loop, gpu_users
 from tests.pipeline.custom_requests import CHANGED
 from tests.pipeline.requests.stories import Death, Story
-from tests.rigs.node import agents, nodes, strikes
+from tests.rigs.node import agents, call_errors, nodes
 
 
 def assert_no_pod_was_evicted(story: Story, name: str, reason: Reason) -> None:
@@ -39,9 +39,9 @@ def first_layout(death: Death | None) -> Story:
 def passing_failure_after_a_reboot(death: Death | None) -> Story:
     """Another program repartitions after a reboot, and the first start meets no driver."""
     story = active(death)
-    story.rig.restart_machine()
+    story.rig.reboot()
     nodes.add_pod_on_foreign_instances(story.rig)
-    story.rig.failures.add("gpus.observe", strikes.NO_DRIVER)
+    story.rig.failures.add("gpus.observe", call_errors.NO_DRIVER)
     story.run_agent()
     story.rig.failures.remove("gpus.observe")
     story.run_agent()
@@ -176,8 +176,8 @@ def pod_that_only_kubelet_lists(death: Death | None) -> Story:
 def process_on_a_gpu(death: Death | None) -> Story:
     """A process on the GPU itself would keep the first new instance out."""
     story = Story(nodes.busy_node(), death)
-    story.source.text = scenes.WHOLE
-    story.rig.driver.processes = {story.rig.gpus[0].uuid: (scenes.process(),)}
+    story.source.text = gpu_users.WHOLE
+    story.rig.driver.processes = {story.rig.gpus[0].uuid: (gpu_users.process(),)}
     before = story.rig.gpus
     story.run_agent(story.label("whole"))
     assert_no_pod_was_evicted(story, "affected", Reason.IN_USE)
@@ -187,9 +187,9 @@ def process_on_a_gpu(death: Death | None) -> Story:
 
 def lost_mig_mode(death: Death | None) -> Story:
     """MIG mode of one GPU went off behind its pods, and a service uses that GPU."""
-    story = Story(scenes.outdated_node(), death)
-    service = scenes.process("unit train.service")
-    users = (*scenes.processes_of_pods(story.rig, 0), service)
+    story = Story(gpu_users.outdated_node(), death)
+    service = gpu_users.process("unit train.service")
+    users = (*gpu_users.processes_of_pods(story.rig, 0), service)
     story.rig.driver.processes = {story.rig.gpus[0].uuid: users}
     story.run_agent(story.label("all-balanced"))
     assert_no_pod_was_evicted(story, "gpu1-0", Reason.IN_USE)

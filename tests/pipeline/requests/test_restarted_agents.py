@@ -11,7 +11,15 @@ from mig_manager.core.objects import well_known
 from mig_manager.core.records import run_status
 from mig_manager.core.settings import node_settings
 from mig_manager.reasons import Reason
-from tests.rigs.node import agents, ends, gpu_values, moments, node_rig, nodes, strikes
+from tests.rigs.node import (
+    agents,
+    call_errors,
+    ends,
+    gpu_values,
+    moments,
+    node_rig,
+    nodes,
+)
 
 FILE = """
 version: v1
@@ -155,7 +163,7 @@ def test_a_deleted_plugin_is_awaited_until_it_is_back_or_removed(
     rig = nodes.node(layout="all-balanced", label_managed=False)
     # Its DaemonSet makes no new pod yet.
     rig.callbacks.add(steps.Step, lambda: setattr(rig.plugin, "is_label_managed", True))
-    rig.failures.add(steps.CreateGpuInstance, strikes.REFUSED, times=1)
+    rig.failures.add(steps.CreateGpuInstance, call_errors.REFUSED, times=1)
     ends.run_to(rig, "one-slice-changed", Reason.INSUFFICIENT_RESOURCES)
     assert not rig.pods.plugins
     for _ in range(attempts):

@@ -10,7 +10,17 @@ from mig_manager.core import steps
 from mig_manager.core.fleet import slots
 from mig_manager.core.objects import well_known
 from mig_manager.reasons import Reason
-from tests.rigs.node import agents, ends, fakes, moments, node_rig, nodes, parts, strikes
+from tests.rigs.node import (
+    agents,
+    call_errors,
+    ends,
+    fakes,
+    moments,
+    node_rig,
+    nodes,
+    parts,
+    strikes,
+)
 
 USED_BY_B = slots.Denial(limit=1, changing=("b",))
 
@@ -159,7 +169,7 @@ def test_the_slot_is_released_with_the_nodes_marks_whichever_call_fails(
     for index, call in enumerate(rig.log):
         rig = nodes.limited_node()
         agent = agents.new_agent(rig)
-        rig.failures.add(index, strikes.broken(call))
+        rig.failures.add(index, call_errors.broken(call))
         try:
             agents.run(rig, "one-slice-changed", by=agent)
         except errors.ClusterError:

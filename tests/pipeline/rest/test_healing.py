@@ -9,8 +9,16 @@ from mig_manager.agent.drift import actions
 from mig_manager.core.objects import well_known
 from mig_manager.core.records import run_status
 from mig_manager.reasons import Reason
-from tests.pipeline.scenes import tamper
-from tests.rigs.node import agents, ends, gpu_values, moments, node_rig, nodes, strikes
+from tests.pipeline.drifts import tamper
+from tests.rigs.node import (
+    agents,
+    call_errors,
+    ends,
+    gpu_values,
+    moments,
+    node_rig,
+    nodes,
+)
 
 
 def test_on_request_a_drift_is_healed() -> None:
@@ -113,7 +121,7 @@ def test_restarted_agent_evicts_no_pod_for_an_applied_layout() -> None:
 @pytest.mark.parametrize(
     "failures",
     [
-        {"gpus.observe": strikes.NO_DRIVER},
+        {"gpus.observe": call_errors.NO_DRIVER},
         {"node.patch": errors.ClusterError("503", reason=Reason.API_UNAVAILABLE)},
     ],
     ids=["driver", "API"],
@@ -122,7 +130,7 @@ def test_a_retry_after_a_failure_at_the_start_evicts_no_pod(
     failures: dict[str, Exception],
 ) -> None:
     rig, restarted = restarted_beside_foreign_pod()
-    rig.failures.add("gpus.observe", strikes.NO_DRIVER)
+    rig.failures.add("gpus.observe", call_errors.NO_DRIVER)
     assert agents.run(rig, "all-balanced", by=restarted).should_retry
     rig.failures.clear()
     rig.failures.add_all(failures)

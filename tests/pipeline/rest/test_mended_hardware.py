@@ -9,7 +9,7 @@ from mig_manager import errors
 from mig_manager.agent.drift import actions
 from mig_manager.core import model
 from mig_manager.reasons import Reason
-from tests.pipeline.scenes import TWO_GPUS
+from tests.pipeline.drifts import TWO_GPUS
 from tests.rigs.node import ends, node_rig, nodes
 
 

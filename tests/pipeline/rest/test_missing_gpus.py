@@ -13,8 +13,8 @@ from mig_manager.core import model
 from mig_manager.core.objects import well_known
 from mig_manager.core.records import run_status
 from mig_manager.reasons import Reason
-from tests.pipeline.scenes import TWO_GPUS, tamper
-from tests.rigs.node import agents, ends, gpu_values, node_rig, nodes, strikes
+from tests.pipeline.drifts import TWO_GPUS, tamper
+from tests.rigs.node import agents, call_errors, ends, gpu_values, node_rig, nodes
 
 
 def readiness_of(rig: node_rig.NodeRig) -> tuple[str, str]:
@@ -44,7 +44,7 @@ def test_the_applied_label_is_removed_if_a_gpu_returns_without_the_layout(
 
 def test_gpus_unreachable_for_a_while_do_not_count_as_drift() -> None:
     rig, agent, outcome = nodes.at_rest("all-balanced")
-    rig.failures.add("gpus.observe", strikes.NO_DRIVER, times=1)
+    rig.failures.add("gpus.observe", call_errors.NO_DRIVER, times=1)
 
     assert agent.check_drift("all-balanced", outcome) is actions.Action.REST
 
@@ -88,7 +88,7 @@ def test_gpus_that_cannot_be_observed_for_long_make_readiness_unknown(
 
 def test_no_driver_is_awaited_once_the_label_is_removed() -> None:
     rig, agent, outcome = nodes.at_rest("all-balanced")
-    rig.failures.add("gpus.observe", strikes.NO_DRIVER)
+    rig.failures.add("gpus.observe", call_errors.NO_DRIVER)
     agent.check_drift("all-balanced", outcome)
     assert agent.awaits_driver(outcome)
 
@@ -100,7 +100,7 @@ def test_no_driver_is_awaited_once_the_label_is_removed() -> None:
 def test_a_drift_found_after_the_driver_was_away_is_published() -> None:
     rig, agent, outcome = nodes.at_rest("all-balanced")
     tamper(rig)
-    rig.failures.add("gpus.observe", strikes.NO_DRIVER)
+    rig.failures.add("gpus.observe", call_errors.NO_DRIVER)
     for _ in range(3):
         agent.check_drift("all-balanced", outcome)
     rig.failures.clear()
@@ -116,7 +116,7 @@ def node_after_reload(
 ) -> tuple[node_rig.NodeRig, agents.AgentInMemory, outcomes.Outcome]:
     """Return a node at rest whose driver was reloaded, which took the layout."""
     rig, agent, outcome = nodes.at_rest("all-balanced")
-    rig.failures.add("gpus.observe", strikes.NO_DRIVER)
+    rig.failures.add("gpus.observe", call_errors.NO_DRIVER)
     agent.check_drift("all-balanced", outcome)
     rig.failures.clear()
     rig.gpus = tuple(
@@ -175,7 +175,7 @@ def test_a_layout_that_a_reload_took_is_not_restored_under_a_pod() -> None:
 def test_instances_that_a_person_removed_are_not_restored(driver: str) -> None:
     rig, agent, outcome = nodes.at_rest("all-balanced")
     if driver != "stayed":
-        rig.failures.add("gpus.observe", strikes.NO_DRIVER, times=1)
+        rig.failures.add("gpus.observe", call_errors.NO_DRIVER, times=1)
         for _ in range(2):
             agent.check_drift("all-balanced", outcome)
     rig.gpus = gpu_values.without_instances(rig.gpus, 0, 1)
@@ -191,7 +191,7 @@ def test_instances_that_a_person_removed_are_not_restored(driver: str) -> None:
 def test_single_failed_checks_between_good_ones_do_not_add_up() -> None:
     rig, agent, outcome = nodes.at_rest("all-balanced")
     for _ in range(4):
-        rig.failures.add("gpus.observe", strikes.NO_DRIVER, times=1)
+        rig.failures.add("gpus.observe", call_errors.NO_DRIVER, times=1)
         agent.check_drift("all-balanced", outcome)
         agent.check_drift("all-balanced", outcome)
     assert readiness_of(rig) == ("True", "LayoutVerified")

@@ -5,7 +5,7 @@ import pytest
 from mig_manager.agent.drift import actions
 from mig_manager.core.objects import well_known
 from mig_manager.reasons import Reason
-from tests.pipeline.scenes import tamper
+from tests.pipeline.drifts import tamper
 from tests.rigs.node import agents, ends, fakes, nodes
 
 

@@ -6,7 +6,7 @@ from mig_manager import errors, reasons
 from mig_manager.agent.drift import actions
 from mig_manager.core import steps
 from mig_manager.core.node import policies
-from tests.pipeline import scenes
+from tests.pipeline import drifts
 from tests.rigs.node import agents, ends, node_rig, nodes, strikes
 
 STARTUP = "example.com/mig-not-ready"
@@ -81,7 +81,7 @@ def test_a_drift_ends_readiness_and_its_end_restores_it() -> None:
     since = (
         rig.node_object.ready_condition and rig.node_object.ready_condition["lastTransitionTime"]
     )
-    before = scenes.tamper(rig)
+    before = drifts.tamper(rig)
     rig.clock.now_s += 60
 
     assert agent.check_drift("all-balanced", outcome) is actions.Action.REST

@@ -13,10 +13,11 @@ from mig_manager.core.node.devices import strategies
 from mig_manager.core.objects import discovery_labels, well_known
 from mig_manager.core.records import run_status
 from mig_manager.reasons import Reason
-from tests.pipeline.scenes import tamper
+from tests.pipeline.drifts import tamper
 from tests.rigs import layout_table
 from tests.rigs.node import (
     agents,
+    call_errors,
     driver_rules,
     ends,
     fake_cluster,
@@ -26,7 +27,6 @@ from tests.rigs.node import (
     nodes,
     parts,
     samples,
-    strikes,
 )
 
 OFF = model.MigMode.DISABLED
@@ -123,7 +123,7 @@ def test_a_gpu_with_mig_enabled_is_a_device_only_without_a_strategy(
 def test_devices_that_could_not_be_withdrawn_are_withdrawn_later(why: str, refused: str) -> None:
     node = UnservedNode.of(why)
     tamper(node.rig)
-    node.rig.failures.add(refused, strikes.broken(refused))
+    node.rig.failures.add(refused, call_errors.broken(refused))
     node.check()
     assert node.rig.node_object.events == []
     node.rig.failures.clear()
@@ -233,7 +233,7 @@ def test_a_drifted_node_offers_no_device_that_is_gone(*, is_foreign: bool) -> No
 
 def test_each_drift_restarts_the_plugin_also_after_a_refused_deletion() -> None:
     rig, agent, outcome = nodes.at_rest("all-balanced")
-    for refusal in ({}, {"workloads.delete": strikes.BROKEN["workloads"]}):
+    for refusal in ({}, {"workloads.delete": call_errors.broken("workloads")}):
         tamper(rig)
         rig.failures.add_all(refusal)
         assert agent.check_drift("all-balanced", outcome) is actions.Action.REST
@@ -390,7 +390,7 @@ def test_an_unreadable_node_loses_no_outcome_and_ends_no_wait_for_a_slot() -> No
         is_published = rig.node_object.labels.get(well_known.STATE_LABEL) == "failed"
         return is_published or 290 < rig.clock.now_s < 320
 
-    rig.failures.add("node.read", strikes.BROKEN["node"], when=is_unreadable)
+    rig.failures.add("node.read", call_errors.broken("node"), when=is_unreadable)
     assert agents.run(rig, "one-slice-changed").reason is Reason.DRAIN_TIMEOUT
 
     rig.disruptions.refusals.clear()

@@ -1,6 +1,8 @@
 """How runs end on a node in memory, and what they have left."""
 
-from collections.abc import Iterable
+import contextlib
+import itertools
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import pytest
@@ -13,11 +15,12 @@ from mig_manager.core.records import journals
 from tests.rigs import layout_table
 from tests.rigs.node import agents, fake_cluster, fakes, gpu_values, node_rig, unrestored
 
+NodeAndAgent = tuple[node_rig.NodeRig, agents.AgentInMemory]
+
 
 def has_layout(rig: node_rig.NodeRig, layout: str) -> bool:
     """Return whether the GPUs have exactly what a layout lists, and no mode is pending."""
-    gpus, desired = layout_table.devices_in_words(rig.gpus), layout_table.gpus_with(layout)
-    return [*map(layout_table.counts, gpus)] == [*map(layout_table.counts, desired)]
+    return layout_table.have(rig.gpus, layout_table.gpus_with(layout))
 
 
 def assert_applied_label_is_true(rig: node_rig.NodeRig) -> None:
@@ -58,6 +61,19 @@ def supersede(
     request = fakes.FakeRequest(rig.clock, **options)
     with pytest.raises(errors.Superseded):
         agents.run(rig, layout, by=by, request=request)
+
+
+def supersede_at_checks(
+    make: Callable[[], NodeAndAgent], layout: str, *, is_replaced: bool = False
+) -> Iterator[NodeAndAgent]:
+    """Yield node and agent of a run whose request ends at a check, for each of its checks."""
+    for number in itertools.count(1):
+        rig, agent = make()
+        request = fakes.FakeRequest(rig.clock, ends_at=number, is_replaced=is_replaced)
+        with contextlib.suppress(errors.Superseded):
+            agents.run(rig, layout, by=agent, request=request)
+            return
+        yield rig, agent
 
 
 def assert_restored(

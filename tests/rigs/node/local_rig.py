@@ -5,9 +5,8 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from mig_manager import errors, reasons
+from mig_manager import errors
 from mig_manager.change import applying, boot, local, pod_use
-from mig_manager.core import steps
 from mig_manager.core.layout import config, layout_documents, layouts, plans
 from mig_manager.core.records import journals, verified_layouts
 from tests.rigs import layout_table
@@ -41,9 +40,6 @@ LAYOUTS_TEXT = layout_table.render(
 )
 LAYOUTS = config.parse(LAYOUTS_TEXT, source="layouts.yaml")
 
-IN_USE = errors.HardwareError("in use", reason=reasons.Reason.IN_USE)
-"""What the driver answers to a step that it refuses."""
-
 
 class LocalRig(node_rig.NodeRig):
     """A node whose process can be killed at any step, with its lock, journal and messages."""
@@ -62,7 +58,6 @@ class LocalRig(node_rig.NodeRig):
         self.journal = kept_file.FakeKeptFile()
         self.guard: local.SignalsDeferred = lambda: contextlib.nullcontext(tuple)
         self.notes: list[str] = []
-        self.steps = 0
         if start != "off":
             self.set_up(start)
 
@@ -80,14 +75,10 @@ class LocalRig(node_rig.NodeRig):
         """What a rollback restores."""
         return list(gpu_values.geometry(self.gpus).values())
 
-    def begin_step(self, step: steps.Step) -> None:
-        self.steps += 1
-        super().begin_step(step)
-
     @contextlib.contextmanager
     def kill_process(self, kind: moments.MomentSelector, number: int = 1) -> Iterator[None]:
         """Kill the process before a step of a kind, counted from 1, if it comes that far."""
-        self.steps, kill = 0, strikes.Killed()
+        kill = strikes.Killed()
         with (
             contextlib.suppress(strikes.Killed),
             self.failures.adding(kind, kill, when=strikes.nth(number)),
@@ -131,10 +122,10 @@ class LocalRig(node_rig.NodeRig):
 
     def has(self, name: str) -> bool:
         """Return whether the GPUs have exactly what a layout lists; the planner is not asked."""
-        devices, gpus = _DEVICES[name], layout_table.devices_in_words(self.gpus)
-        listed = (devices,) * len(gpus) if isinstance(devices, str) else devices
-        counts = [*map(layout_table.counts, gpus[: len(listed)])]
-        return counts == [*map(layout_table.counts, listed)]
+        devices = _DEVICES[name]
+        if isinstance(devices, str):
+            devices = (devices,) * len(self.gpus)
+        return layout_table.have(self.gpus[: len(devices)], devices)
 
     def kill_apply(self, name: str, kind: moments.MomentSelector, number: int = 1) -> bool:
         """Apply a layout and be killed before a step; return whether there was such a step."""
@@ -192,12 +183,12 @@ mig-configs:
 """
         super().__init__("off", product=product, document=config.parse(text, source="x.yaml"))
         self.change_to("mixed")
-        self.steps = 0
+        self.driver.executed_steps.clear()
         self.before = self.geometry
 
     def reboot(self) -> None:
-        self.restart_machine()
-        self.steps = 0
+        super().reboot()
+        self.driver.executed_steps.clear()
         self.notes.clear()
 
     def is_restored(self) -> bool:

@@ -121,7 +121,7 @@ class NodeRig:
         """Have the plugin register the devices that it finds now."""
         self.kubelet.schedulable = self.plugin_devices
 
-    def restart_machine(self) -> None:
+    def reboot(self) -> None:
         """Reboot: all instances are lost; pending modes become active, or MIG is off."""
         self.host.boot_id = f"boot-{int(self.host.boot_id.removeprefix('boot-')) + 1}"
         self.gpus = tuple(map(driver_rules.reboot, self.gpus))

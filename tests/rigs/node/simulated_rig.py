@@ -127,6 +127,12 @@ class SimulatedRig(node_rig.NodeRig):
         for uid in self.client_of.keys() - self.pods.keys():
             self.state.remove_client(self.client_of.pop(uid))
 
+    def reboot(self) -> None:
+        """Reboot: instances and processes are lost; kubelet starts the daemons again."""
+        self.state.reboot()
+        self.client_of.clear()
+        self.lose_pods()
+
     @property
     def plugin_devices(self) -> dict[str, frozenset[str]]:
         uuids_by_resource: dict[str, set[str]] = collections.defaultdict(set)

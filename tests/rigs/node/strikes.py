@@ -1,16 +1,14 @@
-"""Kill or supersede an agent at the moments of its run, and the errors of calls that fail."""
+"""Kill an agent at the moments of its run."""
 
-import contextlib
 import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
-from mig_manager import errors, reasons
 from mig_manager.core import model
 from mig_manager.core.records import run_status
-from tests.rigs.node import agents, fakes, moments, node_rig, port_calls
+from tests.rigs.node import agents, moments, node_rig, port_calls
 
 
 def kill_before(
@@ -82,55 +80,11 @@ def kills(
         yield (index, *kill_at_call(make, index, act))
 
 
-NodeAndAgent = tuple[node_rig.NodeRig, agents.AgentInMemory]
-
-
-def supersede_at_checks(
-    make: Callable[[], NodeAndAgent], layout: str, *, is_replaced: bool = False
-) -> Iterator[NodeAndAgent]:
-    """Yield node and agent of a run whose request ends at a check, for each of its checks."""
-    for number in itertools.count(1):
-        rig, agent = make()
-        request = fakes.FakeRequest(rig.clock, ends_at=number, is_replaced=is_replaced)
-        with contextlib.suppress(errors.Superseded):
-            agents.run(rig, layout, by=agent, request=request)
-            return
-        yield rig, agent
-
-
-REFUSED = errors.HardwareError("no", reason=reasons.Reason.INSUFFICIENT_RESOURCES)
-"""What the driver answers to a step that it refuses."""
-BROKEN = {
-    "gpus": errors.HardwareError("broken", reason=reasons.Reason.NVML_ERROR),
-    "verified_layout_file": errors.ConfigError("broken"),
-    "host_copy_file": errors.ConfigError("broken"),
-    **dict.fromkeys(
-        ("services", "reset", "reboot", "refresh_files"),
-        errors.HostError("broken", reason=reasons.Reason.HOST_SERVICE_FAILED),
-    ),
-    "hooks": errors.HostError("broken", reason=reasons.Reason.HOOK_FAILED),
-    "node": errors.ClusterError("broken", reason=reasons.Reason.API_UNAVAILABLE, status=503),
-    "workloads": errors.ClusterError("broken", reason=reasons.Reason.FORBIDDEN, status=403),
-    "allocations": errors.KubeletError("broken"),
-    "slices": errors.ClusterError("broken", reason=reasons.Reason.API_UNAVAILABLE, status=503),
-    "slots": errors.ClusterError("broken", reason=reasons.Reason.API_UNAVAILABLE, status=503),
-    "slots.check": errors.NotReadyError("broken", reason=reasons.Reason.SLOTS_TAKEN),
-}
-
-
-NO_DRIVER = errors.HardwareError("gone", reason=reasons.Reason.DRIVER_NOT_LOADED)
-
-
 def calls(make: Callable[[], node_rig.NodeRig], layout: str) -> list[str]:
     """Return the port calls of an undisturbed run."""
     rig = make()
     assert agents.run(rig, layout).state is run_status.State.SUCCESS
     return rig.log
-
-
-def broken(call: str) -> Exception:
-    """Return what a port call raises that fails."""
-    return BROKEN.get(call) or BROKEN[call.partition(".")[0]]
 
 
 class Killed(BaseException):
