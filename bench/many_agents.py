@@ -24,7 +24,7 @@ from mig_manager.adapters.host import line_writer, log, process
 from mig_manager.adapters.kubernetes import api
 from mig_manager.core.objects import well_known
 from mig_manager.core.records import run_status
-from tests.fleet import agents
+from tests.fleet import whole_agents
 from tests.rigs import waiting
 from tests.rigs.cluster import envtest
 from tests.rigs.stage import in_process
@@ -75,7 +75,7 @@ def _run(server: envtest.EnvtestServer, kubeconfig: str, count: int, folder: pat
 
 
 def _ports(kubeconfig: str, name: str, folder: pathlib.Path) -> dict[str, Any]:
-    how = agents.in_memory(
+    how = whole_agents.in_memory(
         name,
         folder,
         config_file=str(process.packaged_config()),

@@ -27,7 +27,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from bench.realnode import node
 from mig_manager.sandbox.driver import states
 from testkit import matrix, nvml_faults
-from tests.realnode import manifests, namespaces, nvidia_manager, rig
+from tests.realnode import manifests, namespaces, nvidia_manager, real_cluster
 
 _PRODUCT = "A100-SXM4-40GB"
 _SEVEN: matrix.Devices = {"1g.5gb": 7}
@@ -68,7 +68,7 @@ _STORIES = (
 
 
 @contextlib.contextmanager
-def _install_ours(cluster: rig.RealCluster) -> Iterator[None]:
+def _install_ours(cluster: real_cluster.RealCluster) -> Iterator[None]:
     layouts = manifests.layouts("") | {"data": {"config.yaml": nvidia_manager.LAYOUTS}}
     cluster.install("unprivileged", layouts)
     yield
@@ -76,7 +76,7 @@ def _install_ours(cluster: rig.RealCluster) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _install_nvidias(cluster: rig.RealCluster) -> Iterator[None]:
+def _install_nvidias(cluster: real_cluster.RealCluster) -> Iterator[None]:
     nvidia_manager.install(cluster)
     yield
     nvidia_manager.remove(cluster)
@@ -188,10 +188,10 @@ def main() -> None:
 def _measure(results: Results, options: argparse.Namespace, folder: pathlib.Path) -> None:
     stories = [each for each in _STORIES if any(part in each.name for part in options.only)]
     starts = [_start(each, folder / f"{number}.json") for number, each in enumerate(stories)]
-    shape = rig.ClusterShape(gpus=f"2x{_PRODUCT}", overlay=None, latency=states.REALISTIC)
+    shape = real_cluster.ClusterShape(gpus=f"2x{_PRODUCT}", overlay=None, latency=states.REALISTIC)
     if "nvidia" in options.manager:
         nvidia_manager.prepare()
-    cluster = rig.RealCluster(folder / "cluster", rig.CACHE, shape)
+    cluster = real_cluster.RealCluster(folder / "cluster", real_cluster.CACHE, shape)
     with cluster.up(), contextlib.ExitStack() as ending:
         if options.logs:
             ending.callback(cluster.save, options.logs)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from testkit import matrix, nvml_faults
-from tests.realnode import manifests, node_state, nvidia_manager, operator, rig
+from tests.realnode import manifests, node_state, nvidia_manager, operator, real_cluster
 from tests.rigs import waiting
 from tests.rigs.node import simulated_rig
 
@@ -31,7 +31,7 @@ class Manager:
     """A DaemonSet that serves the label."""
 
     title: str
-    install: Callable[[rig.RealCluster], contextlib.AbstractContextManager[None]]
+    install: Callable[[real_cluster.RealCluster], contextlib.AbstractContextManager[None]]
     """Installs it for the body."""
     namespace: str
     name: str
@@ -90,7 +90,7 @@ class _Version:
         return self.labels.get(_STATE, "")
 
 
-def watch(cluster: rig.RealCluster) -> list[_Version]:
+def watch(cluster: real_cluster.RealCluster) -> list[_Version]:
     """Return a list that a thread extends with every version of the node object."""
     versions: list[_Version] = []
 
@@ -110,7 +110,7 @@ def _version(node: dict[str, Any]) -> _Version:
     return _Version(
         at_s=time.monotonic(),
         labels=node["metadata"]["labels"],
-        allocatable=rig.devices(node),
+        allocatable=real_cluster.devices(node),
         is_open=not effects & {"NoSchedule", "NoExecute"},
     )
 
@@ -119,7 +119,7 @@ class Node:
     """The real node with one manager."""
 
     def __init__(
-        self, cluster: rig.RealCluster, manager: Manager, versions: list[_Version]
+        self, cluster: real_cluster.RealCluster, manager: Manager, versions: list[_Version]
     ) -> None:
         self._cluster = cluster
         self._manager = manager
@@ -173,7 +173,7 @@ class Node:
         cluster.withdraw()
         cluster.reset()
         waiting.until(lambda: not cluster.pods(), "the end of pods", within_s=_START_WITHIN_S)
-        cluster.kubectl("label", "node", rig.NODE, f"{_STATE}-")
+        cluster.kubectl("label", "node", real_cluster.NODE, f"{_STATE}-")
         if story.is_killed:
             # kubelet delays further restarts of a container.
             self._delete_pods(manager.namespace, manager.labels)
@@ -183,7 +183,7 @@ class Node:
             before = start.read().gpus
             gpus.update(lambda node: dataclasses.replace(node, gpus=before))
             self._delete_pods(nvidia_manager.NAMESPACE, {"app": nvidia_manager.PLUGIN})
-        cluster.kubectl("label", "--overwrite", "node", rig.NODE, f"{_PLUGIN_LABEL}=true")
+        cluster.kubectl("label", "--overwrite", "node", real_cluster.NODE, f"{_PLUGIN_LABEL}=true")
         waiting.until(self._is_back, "the plugin's devices", within_s=_START_WITHIN_S)
         if story.has_budget:
             cluster.apply(manifests.budget(_BUSY))
@@ -254,7 +254,7 @@ class Node:
                 sum(each["restartCount"] for each in pod["status"]["containerStatuses"]),
             )
             for pod in self._cluster.pods(app=_BUSY)
-            if rig.is_running(pod)
+            if real_cluster.is_running(pod)
         }
 
     def _on_missing_devices(self) -> int:

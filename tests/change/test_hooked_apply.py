@@ -345,14 +345,14 @@ def test_a_stale_plan_in_a_later_round_rolls_the_first_round_back(
     message: str, *, is_kept: bool
 ) -> None:
     rig = RecordingRig("off")
-    foreign = samples.gpu(samples.A100, "3g.20gb@4").gpu_instances
+    unowned = samples.gpu(samples.A100, "3g.20gb@4").gpu_instances
 
     def change_first(instances: tuple[model.GpuInstance, ...]) -> None:
         first, *others = rig.gpus
         rig.gpus = (dataclasses.replace(first, gpu_instances=instances), *others)
 
     def create() -> None:
-        change_first(foreign)
+        change_first(unowned)
         if not is_kept:
             rig.callbacks.add("gpus.observe", lambda: change_first(()), times=1)
 
@@ -361,7 +361,7 @@ def test_a_stale_plan_in_a_later_round_rolls_the_first_round_back(
     with pytest.raises(errors.HardwareError, match=message):
         rig.change_to("requested")
 
-    assert rig.gpus[0].gpu_instances == (foreign if is_kept else ())
+    assert rig.gpus[0].gpu_instances == (unowned if is_kept else ())
     assert (rig.geometry == rig.before, rig.journal.text is None) == (not is_kept,) * 2
 
 

@@ -9,7 +9,8 @@ from typing import NamedTuple
 from mig_manager.core.objects import well_known
 from mig_manager.core.records import run_status
 from mig_manager.sandbox.node import objects
-from tests.crash import agent_process, changes, stage
+from tests.crash import agent_process, changes
+from tests.crash.crash_stage import WAIT_S, CrashStage, Start
 from tests.rigs import layout_table
 from tests.rigs.node.simulated_rig import devices
 from tests.rigs.stage import process_moments
@@ -27,7 +28,7 @@ Ends = Collection[tuple[str | None, str | None, layout_table.Gpus]]
 class Recording(NamedTuple):
     """What a change is without a disturbance."""
 
-    start: stage.Start
+    start: Start
     moments: tuple[str, ...]
     """Where the agent is struck, in their order, if it always comes there.
 
@@ -54,8 +55,8 @@ def record(change: changes.ProcessChange) -> Recording:
     return Recording(start=start, moments=moments)
 
 
-def _moments(change: changes.ProcessChange, start: stage.Start) -> tuple[str, ...]:
-    with stage.CrashStage(change, start) as crash_stage:
+def _moments(change: changes.ProcessChange, start: Start) -> tuple[str, ...]:
+    with CrashStage(change, start) as crash_stage:
         assert crash_stage.devices_in_words() == change.before
         crash_stage.label(change.layout)
         agent = crash_stage.spawn()
@@ -66,9 +67,9 @@ def _moments(change: changes.ProcessChange, start: stage.Start) -> tuple[str, ..
         return process_moments.distinct_moments(agent.moments())
 
 
-def _start_of(change: changes.ProcessChange) -> stage.Start:
+def _start_of(change: changes.ProcessChange) -> Start:
     bare = dataclasses.replace(change, guarded_resource="", is_cordoned=False, options=())
-    with stage.CrashStage(bare, None) as crash_stage:
+    with CrashStage(bare, None) as crash_stage:
         keys = {well_known.CONFIG_LABEL, well_known.STATE_LABEL, well_known.APPLIED_LABEL}
         if change.was:
             crash_stage.label(change.was)
@@ -79,7 +80,7 @@ def _start_of(change: changes.ProcessChange) -> stage.Start:
             )
             agent.kill()
         node, now = crash_stage.node(), crash_stage.state.read()
-        return stage.Start(
+        return Start(
             gpus=now.gpus,
             next_serial=now.next_serial,
             labels={k: v for k, v in objects.labels(node).items() if k in keys},
@@ -96,7 +97,7 @@ def strike_and_restart(
         None if the agent did not come to the moment.
     """
     strike = _kill if variant.strike_with is signal.SIGKILL else _stop
-    with stage.CrashStage(variant.change, recording.start) as crash_stage:
+    with CrashStage(variant.change, recording.start) as crash_stage:
         crash_stage.label(variant.change.layout)
         result = strike(crash_stage, moment)
         if result and not result.problems:
@@ -109,7 +110,7 @@ def strike_and_restart(
         return result
 
 
-def _kill(crash_stage: stage.CrashStage, moment: str) -> KillResult | None:
+def _kill(crash_stage: CrashStage, moment: str) -> KillResult | None:
     agent = crash_stage.spawn(strike_at=moment)
     crash_stage.wait(lambda: agent.is_gone() or agent.has_served, f"the end at {moment}")
     if not agent.is_gone():
@@ -122,7 +123,7 @@ def _kill(crash_stage: stage.CrashStage, moment: str) -> KillResult | None:
     )
 
 
-def _stop(crash_stage: stage.CrashStage, moment: str) -> KillResult | None:
+def _stop(crash_stage: CrashStage, moment: str) -> KillResult | None:
     agent = crash_stage.spawn(strike_at=moment, strike_with=signal.SIGTERM)
     crash_stage.wait(lambda: moment in agent.moments() or agent.has_served, f"the way to {moment}")
     if moment not in agent.moments():
@@ -144,12 +145,12 @@ def _stop(crash_stage: stage.CrashStage, moment: str) -> KillResult | None:
     return KillResult(phase, tuple(problems))
 
 
-def recovery_problems(crash_stage: stage.CrashStage) -> tuple[str, ...]:
+def recovery_problems(crash_stage: CrashStage) -> tuple[str, ...]:
     """Start another agent, with a real GPU worker; return what is wrong once it rests."""
     return _problems_at_end(crash_stage, crash_stage.spawn(has_worker=True), Downtime.RESTART)
 
 
-def _pass_downtime(downtime: Downtime, crash_stage: stage.CrashStage) -> None:
+def _pass_downtime(downtime: Downtime, crash_stage: CrashStage) -> None:
     match downtime:
         case Downtime.RESTART:
             pass
@@ -169,11 +170,11 @@ def _pass_downtime(downtime: Downtime, crash_stage: stage.CrashStage) -> None:
 
 
 def _problems_at_end(
-    crash_stage: stage.CrashStage, successor: agent_process.AgentProcess, downtime: Downtime
+    crash_stage: CrashStage, successor: agent_process.AgentProcess, downtime: Downtime
 ) -> tuple[str, ...]:
     """Wait until the next agent has nothing to do; return what is wrong then."""
-    if not crash_stage.comes_true(lambda: successor.has_served, stage.WAIT_S):
-        return (f"no end within {stage.WAIT_S:g} s", f"status {dict(crash_stage.status())}")
+    if not crash_stage.comes_true(lambda: successor.has_served, WAIT_S):
+        return (f"no end within {WAIT_S:g} s", f"status {dict(crash_stage.status())}")
     problems: list[str] = []
 
     def is_converged() -> bool:
@@ -185,7 +186,7 @@ def _problems_at_end(
     return tuple(problems)
 
 
-def _problems(crash_stage: stage.CrashStage, downtime: Downtime) -> Iterable[str]:
+def _problems(crash_stage: CrashStage, downtime: Downtime) -> Iterable[str]:
     yield from _not_restored(crash_stage)
     labels, gpus = objects.labels(crash_stage.node()), crash_stage.devices_in_words()
     end = labels.get(well_known.STATE_LABEL), labels.get(well_known.APPLIED_LABEL), gpus
@@ -198,7 +199,7 @@ def _problems(crash_stage: stage.CrashStage, downtime: Downtime) -> Iterable[str
         yield from _disturbed_pods(crash_stage, downtime)
 
 
-def _not_restored(crash_stage: stage.CrashStage, *, is_stopped: bool = False) -> list[str]:
+def _not_restored(crash_stage: CrashStage, *, is_stopped: bool = False) -> list[str]:
     hooks = ["the exit hooks have not run"] if crash_stage.awaits_exit_hooks() else []
     slots = [f"the slot {name} is not released" for name in crash_stage.slots_in_use()]
     on_node = crash_stage.unrestored_on_node(
@@ -234,7 +235,7 @@ def _allowed_ends(change: changes.ProcessChange, downtime: Downtime) -> Ends:
             return {(failed, was, change.before)}
 
 
-def _disturbed_pods(crash_stage: stage.CrashStage, downtime: Downtime) -> Iterable[str]:
+def _disturbed_pods(crash_stage: CrashStage, downtime: Downtime) -> Iterable[str]:
     """Name the pods that were disturbed although the change does not affect their devices."""
     spared = layout_table.devices_by_gpu(crash_stage.change.before)
     spared &= layout_table.devices_by_gpu(crash_stage.change.gpus_after_drain)

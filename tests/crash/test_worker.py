@@ -10,7 +10,8 @@ import pytest
 
 from mig_manager.sandbox.driver import states
 from testkit import nvml_faults
-from tests.crash import changes, kill_case, stage
+from tests.crash import changes, kill_case
+from tests.crash.crash_stage import CrashStage
 from tests.rigs.host import processes
 
 _LONG_S = 60.0
@@ -30,7 +31,7 @@ def dies(process: int) -> bool:
     return bool(poll.poll(_DEATH_S * 1000))
 
 
-def kill_at_work(crash_stage: stage.CrashStage, is_at_work: Callable[[], bool]) -> None:
+def kill_at_work(crash_stage: CrashStage, is_at_work: Callable[[], bool]) -> None:
     """Kill an agent when a condition holds; check that its workers die, too."""
     crash_stage.label(crash_stage.change.layout)
     agent = crash_stage.spawn(has_worker=True)
@@ -44,7 +45,7 @@ def kill_at_work(crash_stage: stage.CrashStage, is_at_work: Callable[[], bool]) 
         assert all(dies(worker) for worker in workers)
 
 
-def gpu_changes(crash_stage: stage.CrashStage) -> int:
+def gpu_changes(crash_stage: CrashStage) -> int:
     """Return how often the GPUs have changed."""
     return sum(gpu.changes for gpu in crash_stage.state.read().gpus)
 
@@ -60,7 +61,7 @@ def test_worker_in_a_driver_call_dies_with_its_agent(
     change: changes.ProcessChange, function: str, recorder: kill_case.Recorder
 ) -> None:
     recording = recorder(change)
-    with stage.CrashStage(change, recording.start) as crash_stage:
+    with CrashStage(change, recording.start) as crash_stage:
         crash_stage.state.add_fault(nvml_faults.Fault(function=function, hang_s=_LONG_S))
 
         kill_at_work(
@@ -87,7 +88,7 @@ def test_steps_of_a_killed_worker_are_resumed_or_undone(
     change: changes.ProcessChange, nth: int, latency: states.Latency, recorder: kill_case.Recorder
 ) -> None:
     recording = recorder(change)
-    with stage.CrashStage(change, recording.start) as crash_stage:
+    with CrashStage(change, recording.start) as crash_stage:
         usual = crash_stage.state.read().options
         crash_stage.state.set_options(dataclasses.replace(usual, latency=latency))
         before = gpu_changes(crash_stage)

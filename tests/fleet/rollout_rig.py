@@ -11,10 +11,10 @@ from mig_manager.core.objects import well_known
 from mig_manager.core.records import inventory_codec
 from mig_manager.sandbox.apiserver import kinds
 from testkit import apiserver
-from tests.fleet import agents, fake_agents
+from tests.fleet import fake_agents, whole_agents
 from tests.rigs import api_objects, waiting
-from tests.rigs.node import agents as node_agents
 from tests.rigs.node import gpu_values
+from tests.rigs.node.agents import LAYOUTS_TEXT
 from tests.rigs.shell import commandline
 from tests.rigs.shell.commandline import Answer
 
@@ -54,9 +54,10 @@ class RolloutRig:
 
     def apply(self, layout: str, names: Sequence[str]) -> None:
         """Have nodes in a layout, as a person had it before."""
-        agents.label_all(self.server, names, layout)
+        whole_agents.label_all(self.server, names, layout)
         waiting.until(
-            lambda: all(agents.is_applied(self.server, name, layout) for name in names), layout
+            lambda: all(whole_agents.is_applied(self.server, name, layout) for name in names),
+            layout,
         )
 
     def publish_gpus(self, name: str, product: str, count: int = 1) -> None:
@@ -77,14 +78,14 @@ class RolloutRig:
         )
         self.write(name, annotations={well_known.LAYOUTS_ANNOTATION: listed})
 
-    def layout_file(self, text: str = node_agents.CONFIG) -> str:
+    def layout_file(self, text: str = LAYOUTS_TEXT) -> str:
         """Write the person's own layouts; return the path of the file."""
         file = self.kubeconfig.with_name("layouts.yaml")
         file.write_text(text)
         return str(file)
 
     def serve_config(
-        self, place: str = "mig-manager/mig-manager-config", text: str = node_agents.CONFIG
+        self, place: str = "mig-manager/mig-manager-config", text: str = LAYOUTS_TEXT
     ) -> None:
         self.server.store.create(api_objects.a_config_map(text, place))
 
@@ -93,7 +94,7 @@ class RolloutRig:
 def serving(folder: pathlib.Path) -> Iterator[RolloutRig]:
     """Have a cluster of five nodes with agents, and one outside their selector."""
     with apiserver.serve() as server:
-        names = agents.populate(server, 5, gpu="yes")
+        names = whole_agents.populate(server, 5, gpu="yes")
         server.store.create(api_objects.a_node("other"))
         played = fake_agents.FakeAgents(server, names, work_s=0.02)
         with fake_agents.running(played):

@@ -13,26 +13,26 @@ from mig_manager.adapters.kubernetes import api, lease_slots
 from mig_manager.core import timing
 from mig_manager.sandbox.apiserver import kinds
 from testkit import apiserver
-from tests.fleet import agents, census
+from tests.fleet import census, whole_agents
 from tests.rigs import api_objects, waiting
 
 LAYOUT = "all-1g.5gb"
 
 
 def used_slots(server: apiserver.ApiServer) -> list[str]:
-    leases = server.objects(kinds.LEASES, agents.NAMESPACE)
+    leases = server.objects(kinds.LEASES, whole_agents.NAMESPACE)
     return [each["spec"]["holderIdentity"] for each in leases if each["spec"]["holderIdentity"]]
 
 
 @pytest.mark.slow
 def test_agents_with_a_budget_of_two_never_have_three_nodes_under_change() -> None:
     with apiserver.serve() as server:
-        names = agents.populate(server, 8)
+        names = whole_agents.populate(server, 8)
         counted = census.Census(server)
-        with agents.hosts(server, names, limit=2):
-            agents.label_all(server, names, LAYOUT)
+        with whole_agents.hosts(server, names, limit=2):
+            whole_agents.label_all(server, names, LAYOUT)
             waiting.until(
-                lambda: all(agents.is_applied(server, name, LAYOUT) for name in names),
+                lambda: all(whole_agents.is_applied(server, name, LAYOUT) for name in names),
                 "the layout on every node",
             )
             waiting.until(lambda: not used_slots(server), "every slot released")
@@ -51,7 +51,11 @@ class Contender:
         # Hundreds ask one server in one process.
         self._kube = api.KubeApi.at(server.url, token=name, request_timeout_s=60.0)
         self._slots = lease_slots.LeaseSlots(
-            self._kube, namespace=agents.NAMESPACE, node_name=name, limit=limit, clock=self._clock
+            self._kube,
+            namespace=whole_agents.NAMESPACE,
+            node_name=name,
+            limit=limit,
+            clock=self._clock,
         )
 
     def taint_within_budget(self) -> None:
@@ -76,7 +80,7 @@ class Contender:
 
 
 def contend(server: apiserver.ApiServer, count: int, *, limit: int) -> census.Census:
-    names = agents.populate(server, count)
+    names = whole_agents.populate(server, count)
     counted = census.Census(server)
     threads = [
         threading.Thread(

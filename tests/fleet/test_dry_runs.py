@@ -4,10 +4,10 @@ import json
 
 from mig_manager.core.layout import layout_list
 from mig_manager.core.objects import well_known
-from tests.fleet import agents
+from tests.fleet import whole_agents
 from tests.fleet.rollout_rig import LAYOUT, RolloutRig
 from tests.rigs import api_objects, layout_table, waiting
-from tests.rigs.node import agents as node_agents
+from tests.rigs.node import agents
 
 
 def test_a_dry_run_shows_the_plan_of_each_node_and_changes_nothing(rig: RolloutRig) -> None:
@@ -38,7 +38,7 @@ def test_a_dry_run_shows_the_plan_of_each_node_and_changes_nothing(rig: RolloutR
 def test_a_dry_run_plans_layouts_of_a_file(rig: RolloutRig) -> None:
     rig.publish_gpus("node-000", "A100-SXM4-40GB", 2)
     rig.publish_gpus("node-001", "A30")
-    file = rig.layout_file(node_agents.CONFIG.replace(LAYOUT, "own"))
+    file = rig.layout_file(agents.LAYOUTS_TEXT.replace(LAYOUT, "own"))
 
     of_own = rig.roll("own", "--dry-run", "-f", file)
 
@@ -73,7 +73,7 @@ def test_a_misspelt_layout_is_answered_with_the_available_layouts(
     rig: RolloutRig,
 ) -> None:
     larger = "  all-1g.45gb: [{devices: all, mig-enabled: true, mig-devices: {1g.45gb: 4}}]\n"
-    file = rig.layout_file(f"{node_agents.CONFIG.rstrip()}\n{larger}")
+    file = rig.layout_file(f"{agents.LAYOUTS_TEXT.rstrip()}\n{larger}")
     rig.publish_gpus("node-000", "A100-SXM4-40GB")
 
     answer = rig("all-1g.5bg", "-l", "gpu=yes", "--dry-run", "-f", file)
@@ -97,7 +97,7 @@ def test_a_dry_run_of_a_layout_that_a_node_lists_needs_no_config_map(rig: Rollou
 def test_dry_run_of_a_custom_layout_reads_the_nodes_and_evicts_no_pod(
     rig: RolloutRig,
 ) -> None:
-    rig.serve_config(text=node_agents.CONFIG.replace(LAYOUT, well_known.CUSTOM_LAYOUT))
+    rig.serve_config(text=agents.LAYOUTS_TEXT.replace(LAYOUT, well_known.CUSTOM_LAYOUT))
     gpu = {"nvidia.com/gpu": 1}
     for name, labels in (
         ("node-000", {}),
@@ -122,7 +122,7 @@ def test_dry_run_of_a_custom_layout_reads_the_nodes_and_evicts_no_pod(
 
 def test_a_dry_run_works_with_what_a_real_agent_publishes(rig: RolloutRig) -> None:
     rig.serve_config()
-    with agents.hosts(rig.server, ["other"]):
+    with whole_agents.hosts(rig.server, ["other"]):
         waiting.until(
             lambda: well_known.GPUS_ANNOTATION in rig.metadata("other").get("annotations", {}),
             "the GPUs of a node without a label",
@@ -130,7 +130,7 @@ def test_a_dry_run_works_with_what_a_real_agent_publishes(rig: RolloutRig) -> No
         answer = rig(LAYOUT, "-l", "!gpu", "--dry-run", "-o", "json")
 
         assert (answer.status, answer.data["nodes"][0]["fit"]) == (0, "fits")
-        agents.label_all(rig.server, ["other"], LAYOUT)
-        waiting.until(lambda: agents.is_applied(rig.server, "other", LAYOUT), LAYOUT)
+        whole_agents.label_all(rig.server, ["other"], LAYOUT)
+        waiting.until(lambda: whole_agents.is_applied(rig.server, "other", LAYOUT), LAYOUT)
         again = rig(LAYOUT, "-l", "!gpu", "--dry-run", "-o", "json").data["nodes"][0]
     assert (again["fit"], again["plan"]["instances"]["kept"]) == ("unchanged", 7)

@@ -11,7 +11,7 @@ from mig_manager import reasons
 from mig_manager.core.objects import well_known
 from mig_manager.sandbox.apiserver import kinds
 from testkit import apiserver
-from tests.fleet import agents, census, fake_agents
+from tests.fleet import census, fake_agents, whole_agents
 from tests.rigs import waiting
 from tests.rigs.shell import commandline
 
@@ -34,7 +34,7 @@ def requested_layouts(server: apiserver.ApiServer) -> dict[str, str | None]:
 
 
 def count_applied(server: apiserver.ApiServer, names: list[str]) -> int:
-    return sum(agents.is_applied(server, name, LAYOUT) for name in names)
+    return sum(whole_agents.is_applied(server, name, LAYOUT) for name in names)
 
 
 def start_rollout(
@@ -106,7 +106,9 @@ def story(
 def serve(tmp_path: pathlib.Path, count: int, server: apiserver.ApiServer) -> tuple[
     list[str], pathlib.Path
 ]:  # fmt: skip
-    return agents.populate(server, count, gpu="yes"), server.kubeconfig(tmp_path / "kubeconfig")
+    return whole_agents.populate(server, count, gpu="yes"), server.kubeconfig(
+        tmp_path / "kubeconfig"
+    )
 
 
 @pytest.mark.slow
@@ -114,7 +116,7 @@ def test_rollout_over_real_agents_is_resumed_and_ended(tmp_path: pathlib.Path) -
     with apiserver.serve() as server:
         names, kubeconfig = serve(tmp_path, 12, server)
         with (
-            agents.hosts(server, names[:3]),
+            whole_agents.hosts(server, names[:3]),
             fake_agents.running(fake_agents.FakeAgents(server, names[3:], work_s=0.2)) as played,
         ):
             story(server, names, played, kubeconfig, most=2)

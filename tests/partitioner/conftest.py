@@ -5,13 +5,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.partitioner import rigs
+from tests.partitioner import partitioner_rig
 from tests.rigs.shell import commandline
 
 
 @pytest.fixture
-def rig() -> Iterator[rigs.PartitionerRig]:
-    with rigs.serving() as serving_rig:
+def rig() -> Iterator[partitioner_rig.PartitionerRig]:
+    with partitioner_rig.serving() as serving_rig:
         yield serving_rig
 
 

@@ -9,7 +9,7 @@ from mig_manager.core.layout import config, selection
 from mig_manager.core.node.devices import resources
 from mig_manager.core.objects import well_known
 from mig_manager.sandbox.apiserver import kinds
-from tests.partitioner.rigs import SOON_S, TERM_S, PartitionerRig
+from tests.partitioner.partitioner_rig import SOON_S, TERM_S, PartitionerRig
 from tests.rigs import layout_table
 
 

@@ -13,7 +13,7 @@ from mig_manager.core.partitioning.decision import decisions
 from mig_manager.partitioner import announcer
 from mig_manager.sandbox.apiserver import kinds
 from testkit import apiserver
-from tests.partitioner.rigs import SOON_S, TERM_S, PartitionerRig
+from tests.partitioner.partitioner_rig import SOON_S, TERM_S, PartitionerRig
 
 
 def test_a_node_that_changed_since_the_decision_is_decided_on_again(rig: PartitionerRig) -> None:

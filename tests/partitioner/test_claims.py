@@ -7,7 +7,7 @@ import pytest
 from mig_manager.core.node.devices import device_classes
 from mig_manager.sandbox.apiserver import kinds
 from testkit import apiserver
-from tests.partitioner.rigs import SOON_S, TERM_S, PartitionerRig
+from tests.partitioner.partitioner_rig import SOON_S, TERM_S, PartitionerRig
 from tests.rigs import api_objects, waiting
 from tests.rigs.cluster import dra_driver
 

@@ -10,13 +10,13 @@ import pytest
 from mig_manager.partitioner import metrics
 from mig_manager.sandbox.apiserver import kinds
 from testkit import apiserver
-from tests.partitioner import rigs
+from tests.partitioner import partitioner_rig
 from tests.rigs import waiting
 
 
 @pytest.mark.slow
 def test_process_acts_and_releases_its_lease_on_a_signal(tmp_path: pathlib.Path) -> None:
-    with rigs.serving(apiserver.ApiServer()) as rig:
+    with partitioner_rig.serving(apiserver.ApiServer()) as rig:
         rig.add_node()
         rig.add_pods("p1")
         kubeconfig = str(rig.server.kubeconfig(tmp_path / "kubeconfig"))

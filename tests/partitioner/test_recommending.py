@@ -3,8 +3,8 @@
 import pytest
 
 from testkit import apiserver
-from tests.partitioner import rigs
-from tests.partitioner.rigs import SOON_S, TERM_S, PartitionerRig
+from tests.partitioner import partitioner_rig
+from tests.partitioner.partitioner_rig import SOON_S, TERM_S, PartitionerRig
 
 RECOMMENDED = "RepartitioningRecommended"
 
@@ -14,7 +14,7 @@ def test_recommend_changes_nothing_and_needs_no_patch_right() -> None:
         return access.token != "a" or access.verb != "patch"  # noqa: S105 - a name
 
     server = apiserver.ApiServer(authorizer=authorize, bookmark_period_s=0.05)
-    with rigs.serving(server) as rig:
+    with partitioner_rig.serving(server) as rig:
         rig.add_node()
         rig.add_pods("p1")
         rig.add_pods("big", profile="9g.99gb")

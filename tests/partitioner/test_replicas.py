@@ -10,8 +10,8 @@ from mig_manager.core.objects import well_known
 from mig_manager.partitioner import main
 from mig_manager.sandbox.apiserver import kinds, store
 from testkit import apiserver
-from tests.partitioner import rigs
-from tests.partitioner.rigs import SOON_S, TERM_S, PartitionerRig
+from tests.partitioner import partitioner_rig
+from tests.partitioner.partitioner_rig import SOON_S, TERM_S, PartitionerRig
 from tests.rigs import waiting
 from tests.rigs.node import strikes
 
@@ -125,7 +125,7 @@ def test_a_leader_killed_at_any_request_causes_no_repeated_request(*, is_sent: b
     has_survived = False
     while not has_survived:
         kill_at += 1
-        with rigs.serving() as rig, structlog.testing.capture_logs():
+        with partitioner_rig.serving() as rig, structlog.testing.capture_logs():
             rig.add_nodes("n1", "n2")
             rig.add_pods("p1", "p2", "p3")
             rig.add_pods("big", profile="9g.99gb")

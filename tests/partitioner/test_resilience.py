@@ -13,8 +13,8 @@ from mig_manager.core.node.devices import resources
 from mig_manager.core.objects import well_known
 from mig_manager.sandbox.apiserver import kinds
 from testkit import apiserver
-from tests.partitioner import rigs
-from tests.partitioner.rigs import SOON_S, TERM_S, PartitionerRig
+from tests.partitioner import partitioner_rig
+from tests.partitioner.partitioner_rig import SOON_S, TERM_S, PartitionerRig
 from tests.rigs import api_objects, waiting
 
 
@@ -128,7 +128,7 @@ def test_the_budget_counts_a_run_although_the_agents_clock_is_behind(rig: Partit
     assert len(replica.kube.patches) == 1
 
 
-def lose_watch(rig: PartitionerRig, replica: rigs.Replica, *, seconds: int) -> None:
+def lose_watch(rig: PartitionerRig, replica: partitioner_rig.Replica, *, seconds: int) -> None:
     """Have the watch of nodes refused for a while."""
     with structlog.testing.capture_logs():
         refusal = apiserver.Fault(verb="watch", resource="nodes", status=500, times=None)
@@ -141,7 +141,7 @@ def lose_watch(rig: PartitionerRig, replica: rigs.Replica, *, seconds: int) -> N
         rig.server.clear_faults()
 
 
-def ask_one_of_two(rig: PartitionerRig) -> rigs.Replica:
+def ask_one_of_two(rig: PartitionerRig) -> partitioner_rig.Replica:
     """Return the partitioner that has asked one of two nodes, whose agent stays silent."""
     rig.add_nodes("n1", "n2")
     rig.add_pods("p1", "p2", profile="4g.20gb")

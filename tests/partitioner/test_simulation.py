@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from tests.partitioner import rigs
+from tests.partitioner import partitioner_rig
 from tests.rigs import api_objects
 from tests.rigs.cluster import partitions
 from tests.rigs.cluster.partitions import EMPTY, SMALL, node, pod
@@ -28,7 +28,7 @@ def test_simulation_shows_nodes_before_and_after_and_unserved_pods(
         pod("u", "1g.5gb", node_name="a"),
         pod("v", "7g.40gb", node_name="b"),
     ]
-    answer = rigs.simulate(shell, nodes, pods)
+    answer = partitioner_rig.simulate(shell, nodes, pods)
     assert answer.status == 0
     assert "room for 1 pod on GPU 0, for ml/p." in answer.out
     assert "new" in answer.out
@@ -39,7 +39,9 @@ def test_simulation_shows_nodes_before_and_after_and_unserved_pods(
 
 
 def test_the_answer_in_json_has_layout_steps_and_reasons(shell: commandline.Shell) -> None:
-    answer = rigs.simulate(shell, [node("a", SMALL)], [pod("p", "7g.40gb")], "-o", "json")
+    answer = partitioner_rig.simulate(
+        shell, [node("a", SMALL)], [pod("p", "7g.40gb")], "-o", "json"
+    )
     (changed_node,) = answer.data["nodes"]
     assert changed_node["pods"] == ["ml/p"]
     assert len(changed_node["steps"][0]["steps"]) == 16
@@ -54,21 +56,23 @@ def test_a_node_that_has_just_changed_does_not_rest_in_a_simulation(
     finished_at = dt.datetime.now(tz=dt.UTC) - dt.timedelta(seconds=age_s)
     text = api_objects.a_status("x", finishedAt=finished_at.isoformat())
     changed = node("a", SMALL, annotations=api_objects.annotations_of_agent(status_text=text))
-    answer = rigs.simulate(shell, [changed], [pod("p", "7g.40gb")], "-o", "json")
+    answer = partitioner_rig.simulate(shell, [changed], [pod("p", "7g.40gb")], "-o", "json")
     assert answer.data["nodes"][0]["pods"] == ["ml/p"]
 
 
 def test_limits_and_selector_count_in_a_simulation_too(shell: commandline.Shell) -> None:
     nodes, pods = [node("a", SMALL)], [pod("p", "7g.40gb")]
-    kept = rigs.simulate(shell, nodes, pods, "--reserve", "1g.5gb=1", "-o", "json").data
+    kept = partitioner_rig.simulate(shell, nodes, pods, "--reserve", "1g.5gb=1", "-o", "json").data
     assert "the reserve leaves too little" in kept["unmet"][0]["message"]
-    other = rigs.simulate(shell, nodes, pods, "--node-selector", "pool=x", "-o", "json").data
+    other = partitioner_rig.simulate(
+        shell, nodes, pods, "--node-selector", "pool=x", "-o", "json"
+    ).data
     assert other["nodes"] == []
     assert "no node has the label" in other["unmet"][0]["message"]
 
 
 def test_a_simulation_without_opted_in_nodes_says_how_to_opt_in(shell: commandline.Shell) -> None:
-    answer = rigs.simulate(shell, [], [])
+    answer = partitioner_rig.simulate(shell, [], [])
     assert "'kubectl label node NODE mig-manager.io/partitioning=on-demand'" in answer.out
 
 

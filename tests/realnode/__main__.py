@@ -13,10 +13,10 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
-from tests.realnode import images, namespaces, progress, rig
+from tests.realnode import images, namespaces, progress, real_cluster
 from tests.rigs import waiting
 
-FOLDER = rig.CACHE / "play"
+FOLDER = real_cluster.CACHE / "play"
 _LOG, _PID, _READY = FOLDER / "log", FOLDER / "pid", FOLDER / "ready"
 _FIRST_START_S = 2 * 3600.0
 _HINTS = """The cluster is up. Try:
@@ -74,7 +74,7 @@ def _up() -> int:
 
 def _serve() -> int:
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-    cluster = rig.RealCluster(FOLDER, rig.CACHE, rig.ClusterShape())
+    cluster = real_cluster.RealCluster(FOLDER, real_cluster.CACHE, real_cluster.ClusterShape())
     with cluster.up():
         cluster.install_agent()
         _READY.touch()
@@ -103,7 +103,7 @@ def _down() -> int:
 
 
 def _image() -> int:
-    every = images.Images(rig.CACHE)
+    every = images.Images(real_cluster.CACHE)
     every.agent()
     size = every.size()
     print(f"The image has {size.total_mb:.0f} MB: base {size.base_mb:.0f}, ours {size.own_mb:.0f}")

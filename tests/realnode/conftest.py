@@ -8,7 +8,7 @@ from collections.abc import Generator, Iterator
 
 import pytest
 
-from tests.realnode import gpu_operator, manifests, namespaces, nvidia_manager, rig
+from tests.realnode import gpu_operator, manifests, namespaces, nvidia_manager, real_cluster
 from tests.rigs import waiting
 
 _BUNDLES = pathlib.Path(__file__).parents[2] / "realnode-bundles"
@@ -44,11 +44,11 @@ class Clusters:
     def __init__(self, factory: pytest.TempPathFactory) -> None:
         self._factory = factory
         self._running = contextlib.ExitStack()
-        self._current: rig.RealCluster | None = None
+        self._current: real_cluster.RealCluster | None = None
         self.is_spoiled = False
         """Whether the story under way leaves a cluster that no other can take."""
 
-    def of(self, shape: rig.ClusterShape) -> rig.RealCluster:
+    def of(self, shape: real_cluster.ClusterShape) -> real_cluster.RealCluster:
         """Return a running cluster of a shape, without a requested layout."""
         if self._current is not None and self._current.shape != shape:
             self.end()
@@ -63,7 +63,7 @@ class Clusters:
             folder = self._factory.mktemp("realnode")
             # A node's disk has hundreds of megabytes, and pytest keeps folders of earlier runs.
             self._running.callback(shutil.rmtree, folder)
-            cluster = rig.RealCluster(folder, rig.CACHE, shape)
+            cluster = real_cluster.RealCluster(folder, real_cluster.CACHE, shape)
             try:
                 self._running.enter_context(cluster.up())
                 cluster.install_agent()
@@ -88,7 +88,7 @@ def clusters(
     if missing:
         pytest.skip(missing)
     modules = {item.path.stem for item in request.session.items}
-    if "test_foreign" in modules:
+    if "test_nvidia_manager" in modules:
         nvidia_manager.prepare()
     if "test_operator" in modules:
         gpu_operator.prepare()
@@ -107,7 +107,7 @@ def clusters(
 
 
 @pytest.fixture
-def shape() -> rig.ClusterShape:
+def shape() -> real_cluster.ClusterShape:
     """The cluster that the stories of a module take; a module may have another.
 
     By default it is one node with layouts and settings of its owner.
@@ -116,13 +116,13 @@ def shape() -> rig.ClusterShape:
         MIG_MANAGER_PLUGIN_TIMEOUT_S="30",
         MIG_MANAGER_PLUGIN_CONFIGS="all-1g.10gb=shared,all-4g.20gb=whole",
     )
-    return rig.ClusterShape(patches=(manifests.layouts(_LAYOUTS), settings))
+    return real_cluster.ClusterShape(patches=(manifests.layouts(_LAYOUTS), settings))
 
 
 @pytest.fixture
 def cluster(
-    clusters: Clusters, shape: rig.ClusterShape, request: pytest.FixtureRequest
-) -> Iterator[rig.RealCluster]:
+    clusters: Clusters, shape: real_cluster.ClusterShape, request: pytest.FixtureRequest
+) -> Iterator[real_cluster.RealCluster]:
     """A cluster at rest; the story after one that failed gets a new one."""
     current = clusters.of(shape)
     yield current
@@ -134,7 +134,9 @@ def cluster(
 
 
 @pytest.fixture
-def expendable_cluster(clusters: Clusters, cluster: rig.RealCluster) -> rig.RealCluster:
+def expendable_cluster(
+    clusters: Clusters, cluster: real_cluster.RealCluster
+) -> real_cluster.RealCluster:
     """A cluster that no other story gets after this one."""
     clusters.is_spoiled = True
     return cluster

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 import yaml
 
-from tests.realnode import images, operator, rig
+from tests.realnode import images, operator, real_cluster
 from tests.rigs import programs, waiting
 from tests.rigs.api_objects import Object
 from tests.rigs.cluster import deploy_files, envtest
@@ -36,20 +36,20 @@ _LABELS = {
 
 def prepare() -> None:
     """Build the operator; before a cluster starts, because then there is no network."""
-    rig.built(PROGRAM)
+    real_cluster.built(PROGRAM)
     _module()
 
 
 class Operator:
     """The operator of a cluster, as its owner uses it."""
 
-    def __init__(self, cluster: rig.RealCluster) -> None:
+    def __init__(self, cluster: real_cluster.RealCluster) -> None:
         self._cluster = cluster
 
     def install(self) -> None:
         """Install it with its own defaults but for what the node cannot have."""
         cluster = self._cluster
-        program = rig.built(PROGRAM) / PROGRAM
+        program = real_cluster.built(PROGRAM) / PROGRAM
         cluster.node.import_image(cluster.images.operator(program, _module()))
         spaces = cluster.node.spaces
         spaces.run("mkdir", "-p", _VALIDATIONS)
@@ -57,7 +57,7 @@ class Operator:
         # services of the host, which has no systemd here.
         spaces.run("touch", *(f"{_VALIDATIONS}/{each}-ready" for each in ("driver", "toolkit")))
         labels = (f"{key}={value}" for key, value in _LABELS.items())
-        cluster.kubectl("label", "--overwrite", "node", rig.NODE, *labels)
+        cluster.kubectl("label", "--overwrite", "node", real_cluster.NODE, *labels)
         self._helm("install", "--create-namespace", values=_VALUES)
 
     def run_dcgm(self) -> str:

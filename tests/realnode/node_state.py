@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Iterable
 
-from tests.realnode import contract_keys, rig
+from tests.realnode import contract_keys, real_cluster
 from tests.rigs import api_objects, waiting
 
 
@@ -17,7 +17,7 @@ class Use:
     """UUID of each device that kubelet assigned, and the serial number of its GPU instance."""
 
 
-def use(cluster: rig.RealCluster, *workloads: str) -> dict[str, Use]:
+def use(cluster: real_cluster.RealCluster, *workloads: str) -> dict[str, Use]:
     """Return what the running pods of some workloads have, by name of the pod."""
     assigned, serials = cluster.node.devices_by_uid(), cluster.driver.serials()
     return {
@@ -34,17 +34,17 @@ def use(cluster: rig.RealCluster, *workloads: str) -> dict[str, Use]:
         )
         for workload in workloads
         for pod in cluster.pods(app=workload)
-        if rig.is_running(pod)
+        if real_cluster.is_running(pod)
     }
 
 
-def assert_at_rest(cluster: rig.RealCluster, name: str = rig.NODE) -> None:
+def assert_at_rest(cluster: real_cluster.RealCluster, name: str = real_cluster.NODE) -> None:
     """Check that a node is as its owner wants it, with plugin and agent running."""
     assert_released(cluster, name)
     waiting.until(lambda: is_served(cluster, name), f"plugin and agent of {name}")
 
 
-def assert_released(cluster: rig.RealCluster, name: str = rig.NODE) -> None:
+def assert_released(cluster: real_cluster.RealCluster, name: str = real_cluster.NODE) -> None:
     """Check that nothing of a change keeps pods or operands from a node."""
     node = cluster.get("node", name)
     spec, metadata = node["spec"], node["metadata"]
@@ -61,18 +61,22 @@ def assert_released(cluster: rig.RealCluster, name: str = rig.NODE) -> None:
     ] == []
 
 
-def is_served(cluster: rig.RealCluster, name: str = rig.NODE) -> bool:
+def is_served(cluster: real_cluster.RealCluster, name: str = real_cluster.NODE) -> bool:
     """Check whether exactly one plugin and one agent run on a node, and both are ready."""
     every = (plugins(cluster, name), agents(cluster, name))
     return all([_is_ready(pod) for pod in pods] == [True] for pods in every)
 
 
-def plugins(cluster: rig.RealCluster, name: str = rig.NODE) -> list[api_objects.Object]:
+def plugins(
+    cluster: real_cluster.RealCluster, name: str = real_cluster.NODE
+) -> list[api_objects.Object]:
     """Return the device plugin's pods on a node, those that end included."""
     return _on(name, cluster.pods("kube-system", name="nvidia-device-plugin-ds"))
 
 
-def agents(cluster: rig.RealCluster, name: str = rig.NODE) -> list[api_objects.Object]:
+def agents(
+    cluster: real_cluster.RealCluster, name: str = real_cluster.NODE
+) -> list[api_objects.Object]:
     """Return the agent's pods on a node, those that end included."""
     return _on(name, cluster.pods("mig-manager", **{"app.kubernetes.io/name": "mig-manager"}))
 

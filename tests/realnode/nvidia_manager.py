@@ -4,7 +4,7 @@ The DaemonSet is that of the operator with a driver container: NVIDIA's manager 
 ``nvidia-mig-parted`` in its own container and leaves services of the host alone.
 """
 
-from tests.realnode import images, operator, rig
+from tests.realnode import images, operator, real_cluster
 from tests.rigs import programs, waiting
 from tests.rigs.api_objects import Object
 
@@ -39,43 +39,45 @@ os.execvp('nvidia-mig-manager', ['nvidia-mig-manager'])
 
 def prepare() -> None:
     """Build NVIDIA's programs; before a cluster starts, because then there is no network."""
-    rig.built(*PROGRAMS)
+    real_cluster.built(*PROGRAMS)
 
 
-def install_plugin(cluster: rig.RealCluster) -> None:
+def install_plugin(cluster: real_cluster.RealCluster) -> None:
     """Replace the device plugin by one that the operator's deploy label starts and stops."""
     cluster.kubectl("delete", "daemonset", "-n", "kube-system", PLUGIN, "--ignore-not-found")
     label = f"{operator.DEPLOY}device-plugin=true"
-    cluster.kubectl("label", "--overwrite", "node", rig.NODE, label)
+    cluster.kubectl("label", "--overwrite", "node", real_cluster.NODE, label)
     plugin = operator.operand(PLUGIN, "device-plugin", operator.plugin())
     cluster.apply(_namespace(), plugin)
     waiting.until(lambda: plugin_runs(cluster), "the operator's device plugin")
 
 
-def plugin_runs(cluster: rig.RealCluster) -> bool:
+def plugin_runs(cluster: real_cluster.RealCluster) -> bool:
     """Check whether the operator's device plugin runs, and none of its pods is ending."""
     pods = cluster.pods(NAMESPACE, app=PLUGIN)
-    return bool(pods) and all(map(rig.is_running, pods))
+    return bool(pods) and all(map(real_cluster.is_running, pods))
 
 
-def install(cluster: rig.RealCluster) -> None:
+def install(cluster: real_cluster.RealCluster) -> None:
     """Install NVIDIA's manager and wait until it runs."""
     programs.path_or_skip("dbus-daemon")
-    archive = cluster.images.nvidia_manager(rig.built(*PROGRAMS))
+    archive = cluster.images.nvidia_manager(real_cluster.built(*PROGRAMS))
     cluster.node.import_image(archive)
     cluster.node.start_bus()
-    cluster.kubectl("label", "--overwrite", "node", rig.NODE, f"{operator.DEPLOY}mig-manager=true")
+    cluster.kubectl(
+        "label", "--overwrite", "node", real_cluster.NODE, f"{operator.DEPLOY}mig-manager=true"
+    )
     cluster.apply(_namespace(), _config_map(), *operator.account(), _daemon_set())
     cluster.wait_for_daemons(NAMESPACE, NAME)
 
 
-def remove(cluster: rig.RealCluster) -> None:
+def remove(cluster: real_cluster.RealCluster) -> None:
     """Remove NVIDIA's manager and wait until it has ended."""
     cluster.kubectl("delete", "daemonset", "-n", NAMESPACE, NAME, "--timeout=60s")
     waiting.until(lambda: not cluster.pods(NAMESPACE, app=NAME), "no manager of NVIDIA's")
 
 
-def log(cluster: rig.RealCluster) -> str:
+def log(cluster: real_cluster.RealCluster) -> str:
     """Return what NVIDIA's manager has printed."""
     return cluster.kubectl("logs", "-n", NAMESPACE, f"ds/{NAME}", "--tail=-1")
 

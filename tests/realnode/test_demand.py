@@ -6,7 +6,7 @@ import time
 import pytest
 
 from mig_manager.sandbox.driver import states
-from tests.realnode import node_state, progress, rig
+from tests.realnode import node_state, progress, real_cluster
 from tests.rigs import waiting
 from tests.rigs.cluster import audit
 
@@ -19,7 +19,7 @@ LABEL = f"app.kubernetes.io/name={PARTITIONER}"
 
 
 @pytest.fixture
-def shape() -> rig.ClusterShape:
+def shape() -> real_cluster.ClusterShape:
     container = {"name": "partitioner", "env": [{"name": "MIG_MANAGER_MODE", "value": "act"}]}
     acts = {
         "apiVersion": "apps/v1",
@@ -27,12 +27,16 @@ def shape() -> rig.ClusterShape:
         "metadata": {"name": PARTITIONER, "namespace": "mig-manager"},
         "spec": {"template": {"spec": {"containers": [container]}}},
     }
-    return rig.ClusterShape(overlay="partitioner", patches=(acts,), latency=states.REALISTIC)
+    return real_cluster.ClusterShape(
+        overlay="partitioner", patches=(acts,), latency=states.REALISTIC
+    )
 
 
-def test_pods_that_need_other_devices_run_after_one_change(cluster: rig.RealCluster) -> None:
+def test_pods_that_need_other_devices_run_after_one_change(
+    cluster: real_cluster.RealCluster,
+) -> None:
     cluster.ensure_layout("all-1g.5gb")
-    cluster.kubectl("label", "node", rig.NODE, "mig-manager.io/partitioning=on-demand")
+    cluster.kubectl("label", "node", real_cluster.NODE, "mig-manager.io/partitioning=on-demand")
     # A leader that saw the change would let the node rest.
     deployment = f"deployment/{PARTITIONER}"
     cluster.kubectl("scale", "-n", "mig-manager", deployment, "--replicas=0")

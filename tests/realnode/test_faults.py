@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 import pytest
 
 from testkit import nvml_faults
-from tests.realnode import contract_keys, manifests, node_state, rig
+from tests.realnode import contract_keys, manifests, node_state, real_cluster
 from tests.rigs import api_objects, waiting
 
 pytestmark = pytest.mark.realnode
@@ -53,20 +53,21 @@ _QUARTERS = Layout("test-quarters", ("2g.10gb", "2g.10gb", "3g.20gb"), "quarters
 _HALF = Layout("test-half", ("4g.20gb", "3g.20gb"), "half", "4g.20gb")
 
 
-def _kill_agent(cluster: rig.RealCluster) -> None:
+def _kill_agent(cluster: real_cluster.RealCluster) -> None:
     _kill(cluster, node_state.agents)
 
 
-def _delete_agent(cluster: rig.RealCluster) -> None:
+def _delete_agent(cluster: real_cluster.RealCluster) -> None:
     cluster.kubectl("delete", "pods", "-n", "mig-manager", "--all", "--wait=false")
 
 
-def _kill_plugin(cluster: rig.RealCluster) -> None:
+def _kill_plugin(cluster: real_cluster.RealCluster) -> None:
     _kill(cluster, node_state.plugins)
 
 
 def _kill(
-    cluster: rig.RealCluster, pods: Callable[[rig.RealCluster], list[api_objects.Object]]
+    cluster: real_cluster.RealCluster,
+    pods: Callable[[real_cluster.RealCluster], list[api_objects.Object]],
 ) -> None:
     """Kill the containers of some pods; return when kubelet has reported their end."""
     killed: set[str] = set()
@@ -85,26 +86,28 @@ def _kill(
     )
 
 
-def _kill_kubelet(cluster: rig.RealCluster) -> None:
+def _kill_kubelet(cluster: real_cluster.RealCluster) -> None:
     cluster.node.kill("kubelet")
     _stay_down(3.0)
     cluster.node.start_kubelet()
 
 
-def _stop_kubelet(cluster: rig.RealCluster) -> None:
+def _stop_kubelet(cluster: real_cluster.RealCluster) -> None:
     """Kill kubelet, and start it once the control plane has noted that its node is not ready."""
     cluster.node.kill("kubelet")
-    waiting.until(lambda: not cluster.is_ready(rig.NODE), "a node that is not ready", within_s=90)
+    waiting.until(
+        lambda: not cluster.is_ready(real_cluster.NODE), "a node that is not ready", within_s=90
+    )
     cluster.node.start_kubelet()
 
 
-def _kill_containerd(cluster: rig.RealCluster) -> None:
+def _kill_containerd(cluster: real_cluster.RealCluster) -> None:
     cluster.node.kill("containerd")
     _stay_down(3.0)
     cluster.node.start_containerd()
 
 
-def _kill_api(cluster: rig.RealCluster) -> None:
+def _kill_api(cluster: real_cluster.RealCluster) -> None:
     cluster.plane.kill_api()
     _stay_down(4.0)
     cluster.plane.start_api()
@@ -115,7 +118,7 @@ def _stay_down(seconds: float) -> None:
     threading.Event().wait(seconds)
 
 
-_DEATHS: Mapping[str, Callable[[rig.RealCluster], None]] = {
+_DEATHS: Mapping[str, Callable[[real_cluster.RealCluster], None]] = {
     "agent": _kill_agent,
     "pod of the agent": _delete_agent,
     "kubelet": _kill_kubelet,
@@ -151,7 +154,7 @@ def _name(deaths: Mapping[str, str]) -> str:
 
 @pytest.mark.parametrize("deaths", _TOGETHER, ids=_name)
 def test_a_change_ends_well_whatever_dies_in_whichever_phase(
-    busy: rig.RealCluster, deaths: Mapping[str, str]
+    busy: real_cluster.RealCluster, deaths: Mapping[str, str]
 ) -> None:
     change = StruckChange(busy)
     change.request_with_deaths({phase: _DEATHS[dies] for phase, dies in deaths.items()})
@@ -161,7 +164,7 @@ def test_a_change_ends_well_whatever_dies_in_whichever_phase(
 @pytest.mark.slow
 @pytest.mark.parametrize("phase", ["Drain", "Execute"])
 def test_a_change_ends_well_if_kubelet_is_down_until_its_node_is_not_ready(
-    busy: rig.RealCluster, phase: str
+    busy: real_cluster.RealCluster, phase: str
 ) -> None:
     change = StruckChange(busy)
     change.request_with_deaths({phase: _stop_kubelet})
@@ -171,14 +174,16 @@ def test_a_change_ends_well_if_kubelet_is_down_until_its_node_is_not_ready(
 class StruckChange:
     """A change of a busy node, which pauses in phases for something to die there."""
 
-    def __init__(self, cluster: rig.RealCluster) -> None:
+    def __init__(self, cluster: real_cluster.RealCluster) -> None:
         self._cluster = cluster
         self._source, self._target = _source_and_target(cluster)
         self._kept = node_state.use(cluster, *_KEPT)
         self._affected_pods = cluster.running(self._source.app)
         self._log = cluster.listen()
 
-    def request_with_deaths(self, deaths: Mapping[str, Callable[[rig.RealCluster], None]]) -> None:
+    def request_with_deaths(
+        self, deaths: Mapping[str, Callable[[real_cluster.RealCluster], None]]
+    ) -> None:
         """Request the other layout, and let something die in each of some phases."""
         cluster, gpus = self._cluster, self._cluster.driver.gpus
         pods = node_state.containers(cluster.pods(app=self._source.app))
@@ -258,13 +263,13 @@ class StruckChange:
 
 
 @pytest.fixture
-def shape() -> rig.ClusterShape:
+def shape() -> real_cluster.ClusterShape:
     """A node whose agent knows the two layouts."""
-    return rig.ClusterShape(patches=(manifests.layouts(_LAYOUTS),))
+    return real_cluster.ClusterShape(patches=(manifests.layouts(_LAYOUTS),))
 
 
 @pytest.fixture
-def busy(cluster: rig.RealCluster) -> rig.RealCluster:
+def busy(cluster: real_cluster.RealCluster) -> real_cluster.RealCluster:
     """A node with one of the two layouts, all of whose devices are in use."""
     # They connect at once, whatever the API server did in the change before.
     cluster.plane.restart_clients()
@@ -287,13 +292,13 @@ def busy(cluster: rig.RealCluster) -> rig.RealCluster:
     return cluster
 
 
-def _source_and_target(cluster: rig.RealCluster) -> tuple[Layout, Layout]:
+def _source_and_target(cluster: real_cluster.RealCluster) -> tuple[Layout, Layout]:
     """Return the layout that the node has, and the other."""
     applied = cluster.labels()[contract_keys.APPLIED_LABEL]
     return (_QUARTERS, _HALF) if applied == _QUARTERS.name else (_HALF, _QUARTERS)
 
 
-def _renew_agent(cluster: rig.RealCluster) -> None:
+def _renew_agent(cluster: real_cluster.RealCluster) -> None:
     """Have an agent that was never restarted: kubelet waits longer after each death of a pod."""
     restarts = [
         each["restartCount"]

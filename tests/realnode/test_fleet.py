@@ -8,7 +8,7 @@ import pytest
 
 from mig_manager.sandbox.driver import states
 from testkit import nvml_faults
-from tests.realnode import contract_keys, manifests, node_state, rig, watching
+from tests.realnode import contract_keys, manifests, node_state, real_cluster, watching
 from tests.rigs import waiting
 
 pytestmark = pytest.mark.realnode
@@ -18,18 +18,20 @@ SLOTS = 2
 
 
 @pytest.fixture
-def shape() -> rig.ClusterShape:
+def shape() -> real_cluster.ClusterShape:
     budget = manifests.settings(MIG_MANAGER_MAX_CONCURRENT_NODES=str(SLOTS))
-    return rig.ClusterShape(
+    return real_cluster.ClusterShape(
         nodes=NODES, gpus="1xA100-SXM4-40GB", overlay="budget", patches=(budget,)
     )
 
 
-def profiles(cluster: rig.RealCluster) -> dict[str, list[str]]:
+def profiles(cluster: real_cluster.RealCluster) -> dict[str, list[str]]:
     return {name: each.driver.profiles()[0] for name, each in cluster.machines.items()}
 
 
-def roll_out(cluster: rig.RealCluster, layout: str, *options: str) -> tuple[int, dict[str, str]]:
+def roll_out(
+    cluster: real_cluster.RealCluster, layout: str, *options: str
+) -> tuple[int, dict[str, str]]:
     """Roll a layout out to all nodes; return the exit status and what it says of each node."""
     command = [sys.executable, "-m", "mig_manager", "rollout", layout, "--output-format=json"]
     where = ["--selector=nvidia.com/gpu.present=true", *options]
@@ -41,7 +43,7 @@ def roll_out(cluster: rig.RealCluster, layout: str, *options: str) -> tuple[int,
     return done.returncode, {each["name"]: each["state"] for each in nodes}
 
 
-def have_published(cluster: rig.RealCluster) -> bool:
+def have_published(cluster: real_cluster.RealCluster) -> bool:
     """Check whether every agent has published its GPUs; a rollout skips nodes without an agent."""
     nodes = [cluster.get("node", name) for name in NODES]
     return all("mig-manager.io/gpus" in node["metadata"]["annotations"] for node in nodes)
@@ -52,7 +54,7 @@ def is_changing(node: watching.Version) -> bool:
 
 
 def test_rollout_changes_one_node_at_a_time_and_resumes_after_a_failure(
-    cluster: rig.RealCluster,
+    cluster: real_cluster.RealCluster,
 ) -> None:
     refuses = nvml_faults.Fault(
         function="nvmlDeviceCreateGpuInstance*", code=states.Code.NO_PERMISSION
@@ -84,7 +86,7 @@ def test_rollout_changes_one_node_at_a_time_and_resumes_after_a_failure(
 
 
 def test_agents_change_no_more_nodes_at_once_than_there_are_slots(
-    cluster: rig.RealCluster,
+    cluster: real_cluster.RealCluster,
 ) -> None:
     with watching.nodes(cluster) as watch:
         cluster.kubectl(

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.realnode import contract_keys, node_state, rig
+from tests.realnode import contract_keys, node_state, real_cluster
 from tests.rigs import waiting
 
 pytestmark = pytest.mark.realnode
@@ -22,7 +22,7 @@ def document(*devices: dict[str, int]) -> str:
     return json.dumps({"version": "v1", "mig-configs": {"mine": rules}}, indent=1)
 
 
-def edit(cluster: rig.RealCluster, text: str) -> None:
+def edit(cluster: real_cluster.RealCluster, text: str) -> None:
     """Edit the ConfigMap; return when the agent's container sees it."""
     patch = json.dumps({"data": {"config.yaml": text}})
     namespace = "--namespace=mig-manager"
@@ -42,7 +42,7 @@ def edit(cluster: rig.RealCluster, text: str) -> None:
 
 
 @pytest.fixture
-def shipped_layouts(cluster: rig.RealCluster) -> Iterator[None]:
+def shipped_layouts(cluster: real_cluster.RealCluster) -> Iterator[None]:
     """Put the shipped layouts back when the story has ended."""
     namespace = "--namespace=mig-manager"
     text = cluster.get("configmap", "mig-manager-config", namespace)["data"]["config.yaml"]
@@ -53,7 +53,7 @@ def shipped_layouts(cluster: rig.RealCluster) -> Iterator[None]:
 
 @pytest.mark.usefixtures("shipped_layouts")
 def test_a_broken_edit_changes_nothing_and_a_mended_one_takes_effect(
-    cluster: rig.RealCluster,
+    cluster: real_cluster.RealCluster,
 ) -> None:
     edit(cluster, document({"3g.20gb": 2}, {"3g.20gb": 1}))
     cluster.apply_layout("mine")

@@ -9,7 +9,7 @@ import pytest
 
 from mig_manager.sandbox.driver import state_file
 from testkit import apiserver
-from tests.realnode import container, images, namespaces, rig
+from tests.realnode import container, images, namespaces, real_cluster
 from tests.rigs import waiting
 from tests.rigs.cluster import deploy_files
 from tests.rigs.shipped import dockerfile, overlays
@@ -25,7 +25,7 @@ def built() -> images.Images:
     missing = namespaces.missing()
     if missing:
         pytest.skip(missing)
-    every = images.Images(rig.CACHE)
+    every = images.Images(real_cluster.CACHE)
     every.agent()
     return every
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from testkit import nvml_faults
-from tests.realnode import gpu_operator, images, manifests, node_state, rig
+from tests.realnode import gpu_operator, images, manifests, node_state, real_cluster
 from tests.rigs import waiting
 
 pytestmark = pytest.mark.realnode
@@ -19,12 +19,12 @@ HALVES = """
 
 
 @pytest.fixture
-def shape() -> rig.ClusterShape:
-    return rig.ClusterShape(overlay=None)
+def shape() -> real_cluster.ClusterShape:
+    return real_cluster.ClusterShape(overlay=None)
 
 
 @pytest.fixture
-def operator(cluster: rig.RealCluster) -> Iterator[gpu_operator.Operator]:
+def operator(cluster: real_cluster.RealCluster) -> Iterator[gpu_operator.Operator]:
     """The operator with our image; afterwards the node is as it wants it."""
     installed = gpu_operator.Operator(cluster)
     if not cluster.kubectl("get", "namespace", "--ignore-not-found", gpu_operator.NAMESPACE):
@@ -38,7 +38,7 @@ def operator(cluster: rig.RealCluster) -> Iterator[gpu_operator.Operator]:
 
 
 def test_a_layout_becomes_schedulable_through_the_operators_own_daemon_set(
-    cluster: rig.RealCluster, operator: gpu_operator.Operator
+    cluster: real_cluster.RealCluster, operator: gpu_operator.Operator
 ) -> None:
     agent = operator.wait_for_operand(MANAGER, images.AGENT)
     monitor, labels = operator.run_dcgm(), operands(cluster)
@@ -54,7 +54,7 @@ def test_a_layout_becomes_schedulable_through_the_operators_own_daemon_set(
 
 
 def test_changed_mig_strategy_leaves_pods_alone_and_serves_requests(
-    cluster: rig.RealCluster, operator: gpu_operator.Operator
+    cluster: real_cluster.RealCluster, operator: gpu_operator.Operator
 ) -> None:
     if cluster.driver.profiles() != [["1g.5gb"] * 7] * 2:
         cluster.apply_layout("all-1g.5gb")
@@ -76,7 +76,7 @@ def test_changed_mig_strategy_leaves_pods_alone_and_serves_requests(
 
 
 def test_nvidias_image_may_return_during_a_change(
-    cluster: rig.RealCluster, operator: gpu_operator.Operator
+    cluster: real_cluster.RealCluster, operator: gpu_operator.Operator
 ) -> None:
     labels = operands(cluster)
     cluster.driver.gpus.add_fault(
@@ -101,7 +101,7 @@ def test_nvidias_image_may_return_during_a_change(
     assert cluster.allocatable() == {"mig-2g.10gb": 6}
 
 
-def operands(cluster: rig.RealCluster) -> dict[str, str]:
+def operands(cluster: real_cluster.RealCluster) -> dict[str, str]:
     """Return the labels by which the operator deploys its operands."""
     return {
         key: value
@@ -110,6 +110,6 @@ def operands(cluster: rig.RealCluster) -> dict[str, str]:
     }
 
 
-def uids(cluster: rig.RealCluster) -> list[str]:
+def uids(cluster: real_cluster.RealCluster) -> list[str]:
     """Return the UIDs of the MIG manager's pods."""
     return [pod["metadata"]["uid"] for pod in cluster.pods(gpu_operator.NAMESPACE, app=MANAGER)]

@@ -5,7 +5,7 @@ import pathlib
 import pytest
 
 from mig_manager.sandbox.driver import state_file
-from tests.realnode import contract_keys, images, manifests, node_state, rig
+from tests.realnode import contract_keys, images, manifests, node_state, real_cluster
 from tests.rigs import programs, waiting
 from tests.rigs.cluster import deploy_files
 
@@ -24,20 +24,22 @@ RUNC = {
 
 
 @pytest.fixture
-def shape() -> rig.ClusterShape:
-    return rig.ClusterShape(nodes=(rig.NODE, SIMULATED), overlay=None)
+def shape() -> real_cluster.ClusterShape:
+    return real_cluster.ClusterShape(nodes=(real_cluster.NODE, SIMULATED), overlay=None)
 
 
 @pytest.fixture
-def plugin(cluster: rig.RealCluster) -> rig.RealCluster:
+def plugin(cluster: real_cluster.RealCluster) -> real_cluster.RealCluster:
     """NVIDIA's device plugin from its static manifest."""
     daemons = manifests.plugin()
-    daemons["spec"]["template"]["spec"]["nodeName"] = rig.NODE
+    daemons["spec"]["template"]["spec"]["nodeName"] = real_cluster.NODE
     cluster.apply(daemons)
     return cluster
 
 
-def apply_and_serve(cluster: rig.RealCluster, layout: str, profile: str, count: int) -> None:
+def apply_and_serve(
+    cluster: real_cluster.RealCluster, layout: str, profile: str, count: int
+) -> None:
     """Apply a layout; check that a pod gets one of its devices."""
     cluster.apply_layout(layout)
     assert cluster.driver.profiles() == [[profile] * count] * 2
@@ -46,7 +48,9 @@ def apply_and_serve(cluster: rig.RealCluster, layout: str, profile: str, count: 
     cluster.kubectl("delete", "deployment", "one", "--wait=false")
 
 
-def assert_nothing_is_left(cluster: rig.RealCluster, name: str = rig.NODE) -> None:
+def assert_nothing_is_left(
+    cluster: real_cluster.RealCluster, name: str = real_cluster.NODE
+) -> None:
     assert "mig-manager" not in cluster.kubectl("get", KINDS, "--output=name")
     assert cluster.taints(name) == []
     annotations = cluster.get("node", name)["metadata"]["annotations"]
@@ -58,7 +62,7 @@ def assert_nothing_is_left(cluster: rig.RealCluster, name: str = rig.NODE) -> No
     [("privileged", "all-1g.5gb", "1g.5gb", 7), ("budget", "all-2g.10gb", "2g.10gb", 3)],
 )
 def test_an_overlay_serves_a_layout_and_leaves_nothing_when_it_is_deleted(
-    plugin: rig.RealCluster, overlay: str, layout: str, profile: str, count: int
+    plugin: real_cluster.RealCluster, overlay: str, layout: str, profile: str, count: int
 ) -> None:
     plugin.install(overlay)
     apply_and_serve(plugin, layout, profile, count)
@@ -75,7 +79,7 @@ def test_an_overlay_serves_a_layout_and_leaves_nothing_when_it_is_deleted(
 
 
 def test_privileged_overlay_uses_the_hosts_driver_without_a_runtime(
-    plugin: rig.RealCluster,
+    plugin: real_cluster.RealCluster,
 ) -> None:
     plugin.apply(RUNC)
     plugin.install("privileged", manifests.agent({"runtimeClassName": "runc"}))
@@ -94,7 +98,7 @@ def test_privileged_overlay_uses_the_hosts_driver_without_a_runtime(
 
 
 def test_chart_serves_a_layout_and_uninstalls_without_a_trace(
-    plugin: rig.RealCluster, tmp_path: pathlib.Path
+    plugin: real_cluster.RealCluster, tmp_path: pathlib.Path
 ) -> None:
     helm = programs.path_or_skip("helm")
     repository, _, tag = images.AGENT.partition(":")
@@ -113,7 +117,9 @@ def test_chart_serves_a_layout_and_uninstalls_without_a_trace(
     assert_nothing_is_left(plugin)
 
 
-def test_the_simulated_overlay_offers_gpus_on_a_node_without_any(cluster: rig.RealCluster) -> None:
+def test_the_simulated_overlay_offers_gpus_on_a_node_without_any(
+    cluster: real_cluster.RealCluster,
+) -> None:
     cluster.kubectl("label", "node", SIMULATED, "mig-manager.io/simulated=true")
     cluster.install("simulated")
     waiting.until(lambda: cluster.allocatable(SIMULATED) == {"gpu": 8}, "simulated GPUs")

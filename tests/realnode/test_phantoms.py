@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.realnode import manifests, node_state, rig
+from tests.realnode import manifests, node_state, real_cluster
 from tests.rigs import waiting
 
 pytestmark = pytest.mark.realnode
@@ -27,42 +27,44 @@ _ACTIVE = {"mig-7g.40gb": 2}
 
 
 @pytest.fixture
-def shape() -> rig.ClusterShape:
+def shape() -> real_cluster.ClusterShape:
     """A node whose agent checks for drift every few seconds."""
     settings = manifests.settings(MIG_MANAGER_DRIFT_CHECK_INTERVAL_S="5")
-    return rig.ClusterShape(patches=(settings,))
+    return real_cluster.ClusterShape(patches=(settings,))
 
 
-def be_at_rest(cluster: rig.RealCluster) -> None:
+def be_at_rest(cluster: real_cluster.RealCluster) -> None:
     """Have the new layout requested and active."""
     cluster.apply_layout(_NEW)
 
 
-def keep_capacity(cluster: rig.RealCluster) -> None:
+def keep_capacity(cluster: real_cluster.RealCluster) -> None:
     """Bring the node into the state that a lost update of kubelet leaves."""
     patch = json.dumps({"status": {"capacity": {_RESOURCE: "4"}}})
     options = ("--subresource=status", "--type=merge", f"--patch={patch}")
-    cluster.kubectl("patch", "node", rig.NODE, *options)
+    cluster.kubectl("patch", "node", real_cluster.NODE, *options)
 
 
-def removals(cluster: rig.RealCluster) -> Iterator[str]:
+def removals(cluster: real_cluster.RealCluster) -> Iterator[str]:
     """Return what the Events about removed devices say."""
     for event in cluster.get("events", "-n", "default")["items"]:
         if event["reason"] == "PhantomDevicesRemoved":
             yield event["message"]
 
 
-def assert_clean(cluster: rig.RealCluster) -> None:
+def assert_clean(cluster: real_cluster.RealCluster) -> None:
     """Check that phantom devices are gone, and stay so with kubelet's next update."""
     # Kubelet writes the status when something in it differs.
-    cluster.kubectl("label", "--overwrite", "node", rig.NODE, f"test={time.monotonic_ns()}")
+    cluster.kubectl(
+        "label", "--overwrite", "node", real_cluster.NODE, f"test={time.monotonic_ns()}"
+    )
     dirty_s = time.monotonic()
 
     def stays_clean() -> bool:
         # After an outage kubelet writes from its cache, which lags up to a minute behind.
         nonlocal dirty_s
-        node = cluster.get("node", rig.NODE)
-        if _OLD_DEVICE in rig.capacity(node) or rig.devices(node) != _ACTIVE:
+        node = cluster.get("node", real_cluster.NODE)
+        if _OLD_DEVICE in real_cluster.capacity(node) or real_cluster.devices(node) != _ACTIVE:
             dirty_s = time.monotonic()
         return time.monotonic() - dirty_s > _KUBELET_WRITES_S
 
@@ -71,7 +73,7 @@ def assert_clean(cluster: rig.RealCluster) -> None:
     node_state.assert_at_rest(cluster)
 
 
-def test_devices_that_no_gpu_has_are_removed_at_rest(cluster: rig.RealCluster) -> None:
+def test_devices_that_no_gpu_has_are_removed_at_rest(cluster: real_cluster.RealCluster) -> None:
     be_at_rest(cluster)
     keep_capacity(cluster)
 
@@ -80,7 +82,9 @@ def test_devices_that_no_gpu_has_are_removed_at_rest(cluster: rig.RealCluster) -
     assert any(_RESOURCE in message for message in removals(cluster))
 
 
-def test_a_change_beside_devices_that_no_gpu_has_succeeds(cluster: rig.RealCluster) -> None:
+def test_a_change_beside_devices_that_no_gpu_has_succeeds(
+    cluster: real_cluster.RealCluster,
+) -> None:
     cluster.ensure_layout("all-1g.5gb")
     keep_capacity(cluster)
 
@@ -89,7 +93,7 @@ def test_a_change_beside_devices_that_no_gpu_has_succeeds(cluster: rig.RealClust
 
 
 def test_devices_that_may_not_be_removed_are_published_with_the_command(
-    expendable_cluster: rig.RealCluster,
+    expendable_cluster: real_cluster.RealCluster,
 ) -> None:
     cluster = expendable_cluster
     be_at_rest(cluster)
@@ -110,7 +114,7 @@ def test_devices_that_may_not_be_removed_are_published_with_the_command(
 
 @pytest.mark.parametrize("minute", _MINUTES)
 def test_an_outage_after_a_change_leaves_no_device_that_no_gpu_has(
-    expendable_cluster: rig.RealCluster, minute: int
+    expendable_cluster: real_cluster.RealCluster, minute: int
 ) -> None:
     cluster = expendable_cluster
     cluster.ensure_layout(_OLD)

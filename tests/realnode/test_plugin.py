@@ -4,13 +4,13 @@ import re
 
 import pytest
 
-from tests.realnode import manifests, node_state, nvidia, rig
+from tests.realnode import manifests, node_state, nvidia, real_cluster
 from tests.rigs import api_objects, waiting
 
 pytestmark = pytest.mark.realnode
 
 
-def _serve(cluster: rig.RealCluster, *objects: api_objects.Object) -> None:
+def _serve(cluster: real_cluster.RealCluster, *objects: api_objects.Object) -> None:
     """Have a plugin serve the node, and wait until it does."""
     cluster.apply(*objects)
     cluster.wait_for_daemons("kube-system", manifests.PLUGIN)
@@ -44,7 +44,7 @@ def _serve(cluster: rig.RealCluster, *objects: api_objects.Object) -> None:
     ],
 )
 def test_every_way_to_run_the_plugin_serves_a_new_layout(
-    cluster: rig.RealCluster,
+    cluster: real_cluster.RealCluster,
     plugin: api_objects.Object,
     before: str,
     layout: str,
@@ -58,7 +58,7 @@ def test_every_way_to_run_the_plugin_serves_a_new_layout(
 
 
 def test_a_layout_that_would_end_the_plugin_waits_for_another_strategy(
-    cluster: rig.RealCluster,
+    cluster: real_cluster.RealCluster,
 ) -> None:
     cluster.ensure_layout("all-7g.40gb")
     _serve(cluster, manifests.plugin(MIG_STRATEGY="single"))
@@ -77,7 +77,7 @@ def test_a_layout_that_would_end_the_plugin_waits_for_another_strategy(
 
 
 def test_plugin_that_does_not_start_is_named_and_the_layout_stays(
-    cluster: rig.RealCluster,
+    cluster: real_cluster.RealCluster,
 ) -> None:
     cluster.apply(manifests.plugin(DEVICE_LIST_STRATEGY="none-of-them"))
     cluster.request("all-3g.20gb")
@@ -97,7 +97,9 @@ def test_plugin_that_does_not_start_is_named_and_the_layout_stays(
     node_state.assert_at_rest(cluster)
 
 
-def test_each_layout_has_the_sharing_of_its_own_plugin_config(cluster: rig.RealCluster) -> None:
+def test_each_layout_has_the_sharing_of_its_own_plugin_config(
+    cluster: real_cluster.RealCluster,
+) -> None:
     _serve(cluster, *nvidia.plugin_with_configs("mig-1g.10gb", replicas=4))
     cluster.apply_layout("all-1g.10gb")
     assert cluster.allocatable() == {"mig-1g.10gb": 32}
@@ -108,10 +110,12 @@ def test_each_layout_has_the_sharing_of_its_own_plugin_config(cluster: rig.RealC
     assert cluster.allocatable() == {"mig-4g.20gb": 2}
     assert sorted(log.evicted_pods()) == sorted(pods)
     node_state.assert_at_rest(cluster)
-    cluster.kubectl("label", "node", rig.NODE, "nvidia.com/device-plugin.config-")
+    cluster.kubectl("label", "node", real_cluster.NODE, "nvidia.com/device-plugin.config-")
 
 
-def test_feature_discovery_labels_the_devices_that_pods_can_get(cluster: rig.RealCluster) -> None:
+def test_feature_discovery_labels_the_devices_that_pods_can_get(
+    cluster: real_cluster.RealCluster,
+) -> None:
     def labelled_counts() -> dict[str, int]:
         return {
             key.removesuffix(".count"): int(value)
@@ -121,7 +125,7 @@ def test_feature_discovery_labels_the_devices_that_pods_can_get(cluster: rig.Rea
 
     _serve(cluster, manifests.plugin())
     cluster.apply(nvidia.feature_discovery())
-    cluster.kubectl("label", "node", rig.NODE, f"{nvidia.DISCOVERY_LABEL}=true")
+    cluster.kubectl("label", "node", real_cluster.NODE, f"{nvidia.DISCOVERY_LABEL}=true")
     cluster.wait_for_daemons("kube-system", nvidia.DISCOVERY)
     cluster.apply_layout("all-balanced")
     # Its pod is ready before it has written.
@@ -135,4 +139,4 @@ def test_feature_discovery_labels_the_devices_that_pods_can_get(cluster: rig.Rea
     node_state.assert_at_rest(cluster)
     assert cluster.labels()[nvidia.DISCOVERY_LABEL] == "true"
     cluster.kubectl("delete", "-n", "kube-system", f"ds/{nvidia.DISCOVERY}")
-    cluster.kubectl("label", "node", rig.NODE, f"{nvidia.DISCOVERY_LABEL}-")
+    cluster.kubectl("label", "node", real_cluster.NODE, f"{nvidia.DISCOVERY_LABEL}-")

@@ -9,7 +9,7 @@ import pytest
 
 from mig_manager.core import model
 from testkit import nvml_faults
-from tests.realnode import contract_keys, manifests, node_state, rig
+from tests.realnode import contract_keys, manifests, node_state, real_cluster
 from tests.rigs import waiting
 from tests.rigs.host import systemd_rig
 
@@ -23,20 +23,20 @@ BUS = "/run/nvidia/simulated/bus"
 
 
 @pytest.fixture
-def shape() -> rig.ClusterShape:
-    return rig.ClusterShape(gpus="1xA100-SXM4-40GB+1xH100-SXM5-80GB")
+def shape() -> real_cluster.ClusterShape:
+    return real_cluster.ClusterShape(gpus="1xA100-SXM4-40GB+1xH100-SXM5-80GB")
 
 
-def modes(cluster: rig.RealCluster) -> list[bool]:
+def modes(cluster: real_cluster.RealCluster) -> list[bool]:
     """Return whether MIG mode is on, for each GPU."""
     return [gpu.is_enabled for gpu in cluster.driver.gpus.read().gpus]
 
 
-def profiles(cluster: rig.RealCluster) -> list[list[str]]:
+def profiles(cluster: real_cluster.RealCluster) -> list[list[str]]:
     return [sorted(each) for each in cluster.driver.profiles()]
 
 
-def assert_usable(cluster: rig.RealCluster, workload: str, pods: int) -> None:
+def assert_usable(cluster: real_cluster.RealCluster, workload: str, pods: int) -> None:
     """Check that a workload's pods run, each on one MIG device that exists."""
     waiting.until(lambda: len(cluster.running(workload)) == pods, f"{workload}", within_s=90)
     used = [use.devices for use in node_state.use(cluster, workload).values()]
@@ -44,7 +44,7 @@ def assert_usable(cluster: rig.RealCluster, workload: str, pods: int) -> None:
 
 
 def test_rebooted_node_gets_its_layout_and_workload_without_an_eviction(
-    cluster: rig.RealCluster,
+    cluster: real_cluster.RealCluster,
 ) -> None:
     cluster.apply_layout("all-balanced")
     cluster.deploy("train", "mig-3g.40gb")
@@ -58,13 +58,13 @@ def test_rebooted_node_gets_its_layout_and_workload_without_an_eviction(
     assert not instances & cluster.driver.instances()
     assert_usable(cluster, "train", 1)
     # The pod may run before the agent has seen that all devices are schedulable.
-    waiting.until(lambda: cluster.is_idle(rig.NODE), "the end of the run")
+    waiting.until(lambda: cluster.is_idle(real_cluster.NODE), "the end of the run")
     node_state.assert_at_rest(cluster)
     assert log.evicted_pods() == []
 
 
 def test_node_rebooted_during_creation_ends_with_the_requested_layout(
-    cluster: rig.RealCluster,
+    cluster: real_cluster.RealCluster,
 ) -> None:
     cluster.ensure_layout("all-balanced")
     hangs = nvml_faults.Fault(function="nvmlDeviceCreateGpuInstance*", first=3, hang_s=8.0)
@@ -90,7 +90,7 @@ def logind(folder: pathlib.Path) -> Iterator[systemd_rig.FakeSystemd]:
 
 
 def test_agent_reboots_the_node_once_for_a_mode_that_needs_it(
-    expendable_cluster: rig.RealCluster,
+    expendable_cluster: real_cluster.RealCluster,
 ) -> None:
     cluster = expendable_cluster
     cluster.ensure_layout("all-balanced")

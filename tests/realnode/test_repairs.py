@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.realnode import manifests, node_state, rig
+from tests.realnode import manifests, node_state, real_cluster
 from tests.rigs import waiting
 
 pytestmark = pytest.mark.realnode
@@ -16,32 +16,34 @@ _RESET = 1  # ``NVML_GPU_RECOVERY_ACTION_GPU_RESET``
 
 
 @pytest.fixture
-def shape() -> rig.ClusterShape:
+def shape() -> real_cluster.ClusterShape:
     """A node whose owner lets the agent repair GPUs."""
     allowed = manifests.settings(
         MIG_MANAGER_REPAIR="reset", MIG_MANAGER_DRIFT_CHECK_INTERVAL_S="2"
     )
-    return rig.ClusterShape(patches=(manifests.layouts(_LAYOUTS), allowed))
+    return real_cluster.ClusterShape(patches=(manifests.layouts(_LAYOUTS), allowed))
 
 
-def _request(cluster: rig.RealCluster) -> None:
+def _request(cluster: real_cluster.RealCluster) -> None:
     """Make a new request: a node without a request is not repaired, whatever it has."""
     cluster.apply_layout("test-two-gpus")
 
 
-def _condition(cluster: rig.RealCluster) -> tuple[str, str]:
+def _condition(cluster: real_cluster.RealCluster) -> tuple[str, str]:
     """Return status and message of the condition; empty if the node lacks it."""
-    for each in cluster.get("node", rig.NODE)["status"]["conditions"]:
+    for each in cluster.get("node", real_cluster.NODE)["status"]["conditions"]:
         if each["type"] == "GpuRecoveryNeeded":
             return each["status"], each["message"]
     return "", ""
 
 
-def _events(cluster: rig.RealCluster) -> set[str]:
+def _events(cluster: real_cluster.RealCluster) -> set[str]:
     return {each["reason"] for each in cluster.get("events", "-A")["items"]}
 
 
-def test_a_gpu_with_a_fault_is_reset_and_only_its_pods_leave(cluster: rig.RealCluster) -> None:
+def test_a_gpu_with_a_fault_is_reset_and_only_its_pods_leave(
+    cluster: real_cluster.RealCluster,
+) -> None:
     _request(cluster)
     cluster.deploy("kept", "mig-1g.5gb", 2)
     affected = cluster.deploy("affected", "mig-2g.10gb")
@@ -52,7 +54,7 @@ def test_a_gpu_with_a_fault_is_reset_and_only_its_pods_leave(cluster: rig.RealCl
 
     waiting.until(lambda: _condition(cluster)[0] == "True", "the condition")
     waiting.until(lambda: _condition(cluster)[0] == "False", "the repair", within_s=180)
-    waiting.until(lambda: cluster.is_idle(rig.NODE), "the end of the run")
+    waiting.until(lambda: cluster.is_idle(real_cluster.NODE), "the end of the run")
     waiting.until(lambda: len(cluster.running("affected")) == 1, "a successor of the pod")
     assert log.evicted_pods() == [*affected]
     assert cluster.driver.profiles() == profiles
@@ -64,18 +66,18 @@ def test_a_gpu_with_a_fault_is_reset_and_only_its_pods_leave(cluster: rig.RealCl
     node_state.assert_at_rest(cluster)
 
 
-def test_a_cordon_of_another_program_defers_the_repair(cluster: rig.RealCluster) -> None:
+def test_a_cordon_of_another_program_defers_the_repair(cluster: real_cluster.RealCluster) -> None:
     _request(cluster)
     pods = cluster.deploy("busy", "mig-1g.5gb", 2)
     instances, log = cluster.driver.instances(), cluster.listen()
-    cluster.kubectl("cordon", rig.NODE)
+    cluster.kubectl("cordon", real_cluster.NODE)
 
     cluster.driver.gpus.fail_gpu(0, action=_RESET)
 
     waiting.until(lambda: "the node is cordoned" in _condition(cluster)[1], "the reason")
     assert cluster.driver.instances() == instances
     assert log.evicted_pods() == []
-    cluster.kubectl("uncordon", rig.NODE)
+    cluster.kubectl("uncordon", real_cluster.NODE)
     waiting.until(lambda: _condition(cluster)[0] == "False", "the repair", within_s=180)
     waiting.until(lambda: len(cluster.running("busy")) == len(pods), "the successors")
     assert sorted(log.evicted_pods()) == sorted(pods)

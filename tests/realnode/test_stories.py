@@ -3,13 +3,13 @@
 import pytest
 
 from testkit import nvml_faults
-from tests.realnode import contract_keys, images, manifests, node_state, rig
+from tests.realnode import contract_keys, images, manifests, node_state, real_cluster
 from tests.rigs import waiting
 
 pytestmark = pytest.mark.realnode
 
 
-def test_a_first_layout_becomes_schedulable(cluster: rig.RealCluster) -> None:
+def test_a_first_layout_becomes_schedulable(cluster: real_cluster.RealCluster) -> None:
     cluster.ensure_layout("all-disabled")
     cluster.apply_layout("all-1g.5gb")
     assert cluster.driver.profiles() == [["1g.5gb"] * 7] * 2
@@ -21,7 +21,7 @@ def test_a_first_layout_becomes_schedulable(cluster: rig.RealCluster) -> None:
     ("layout", "reason"), [("all-1g.5gbb", "UnknownConfig"), ("too-much", "DoesNotFit")]
 )
 def test_an_impossible_layout_fails_and_touches_nothing(
-    cluster: rig.RealCluster, layout: str, reason: str
+    cluster: real_cluster.RealCluster, layout: str, reason: str
 ) -> None:
     cluster.ensure_layout("all-1g.5gb")
     cluster.deploy("busy", "mig-1g.5gb")
@@ -40,14 +40,16 @@ def test_an_impossible_layout_fails_and_touches_nothing(
     node_state.assert_at_rest(cluster)
 
 
-def test_a_gpu_with_a_fault_is_a_condition_and_disturbs_no_pod(cluster: rig.RealCluster) -> None:
+def test_a_gpu_with_a_fault_is_a_condition_and_disturbs_no_pod(
+    cluster: real_cluster.RealCluster,
+) -> None:
     cluster.ensure_layout("all-1g.5gb")
     cluster.deploy("busy", "mig-1g.5gb")
     before, instances = node_state.use(cluster, "busy"), cluster.driver.instances()
     gpus = cluster.driver.gpus
 
     def needs_recovery() -> str:
-        conditions = cluster.get("node", rig.NODE)["status"]["conditions"]
+        conditions = cluster.get("node", real_cluster.NODE)["status"]["conditions"]
         statuses = {str(each["type"]): str(each["status"]) for each in conditions}
         return statuses.get("GpuRecoveryNeeded", "")
 
@@ -69,7 +71,7 @@ def test_a_gpu_with_a_fault_is_a_condition_and_disturbs_no_pod(cluster: rig.Real
 
 @pytest.mark.parametrize("newer", ["all-1g.5gb", ""])
 def test_a_request_withdrawn_in_a_blocked_drain_leaves_every_pod(
-    cluster: rig.RealCluster, newer: str
+    cluster: real_cluster.RealCluster, newer: str
 ) -> None:
     cluster.ensure_layout("all-1g.5gb")
     guarded = cluster.deploy("guarded", "mig-1g.5gb")
@@ -85,7 +87,7 @@ def test_a_request_withdrawn_in_a_blocked_drain_leaves_every_pod(
         cluster.request(newer)
         assert cluster.outcome(newer)["reason"] == "AlreadyApplied"
     else:
-        cluster.kubectl("label", "node", rig.NODE, "nvidia.com/mig.config-")
+        cluster.kubectl("label", "node", real_cluster.NODE, "nvidia.com/mig.config-")
     waiting.until(
         lambda: contract_keys.RECONFIGURING_TAINT not in cluster.taints(), "an open node"
     )
@@ -96,7 +98,7 @@ def test_a_request_withdrawn_in_a_blocked_drain_leaves_every_pod(
 
 
 def test_one_slice_of_a_full_node_changes_and_only_its_pods_are_evicted(
-    cluster: rig.RealCluster,
+    cluster: real_cluster.RealCluster,
 ) -> None:
     cluster.ensure_layout("all-1g.5gb")
     cluster.deploy("busy", "mig-1g.5gb", 14)
@@ -118,7 +120,7 @@ def test_one_slice_of_a_full_node_changes_and_only_its_pods_are_evicted(
 
 
 def test_a_budget_of_one_pod_keeps_all_from_eviction_until_it_is_gone(
-    cluster: rig.RealCluster,
+    cluster: real_cluster.RealCluster,
 ) -> None:
     cluster.ensure_layout("one-slice")
     cluster.deploy("guarded", "mig-1g.5gb")
@@ -143,7 +145,7 @@ def test_a_budget_of_one_pod_keeps_all_from_eviction_until_it_is_gone(
 
 
 def test_a_newer_label_while_gpus_change_waits_for_the_end_of_the_change(
-    cluster: rig.RealCluster,
+    cluster: real_cluster.RealCluster,
 ) -> None:
     cluster.ensure_layout("all-3g.20gb")
     cluster.driver.gpus.add_fault(
@@ -162,7 +164,7 @@ def test_a_newer_label_while_gpus_change_waits_for_the_end_of_the_change(
 
 
 def test_mig_is_disabled_despite_a_deaf_pod_and_settings_stay(
-    cluster: rig.RealCluster,
+    cluster: real_cluster.RealCluster,
 ) -> None:
     cluster.ensure_layout("all-2g.10gb")
     # A first process without a handler does not get the signal.
@@ -174,15 +176,15 @@ def test_mig_is_disabled_despite_a_deaf_pod_and_settings_stay(
     }
     pods = cluster.deploy("deaf", "mig-2g.10gb", containers=[deaf])
     opted_out = "nvidia.com/gpu.deploy.dcgm"
-    cluster.kubectl("label", "node", rig.NODE, f"{opted_out}=false")
-    cluster.kubectl("cordon", rig.NODE)
+    cluster.kubectl("label", "node", real_cluster.NODE, f"{opted_out}=false")
+    cluster.kubectl("cordon", real_cluster.NODE)
     log = cluster.listen()
     cluster.apply_layout("all-disabled")
     assert log.evicted_pods() == list(pods)
     assert cluster.driver.profiles() == [[], []]
     assert cluster.allocatable() == {"gpu": 2}
-    assert cluster.get("node", rig.NODE)["spec"]["unschedulable"]
+    assert cluster.get("node", real_cluster.NODE)["spec"]["unschedulable"]
     assert cluster.labels()[opted_out] == "false"
-    cluster.kubectl("uncordon", rig.NODE)
-    cluster.kubectl("label", "node", rig.NODE, f"{opted_out}-")
+    cluster.kubectl("uncordon", real_cluster.NODE)
+    cluster.kubectl("label", "node", real_cluster.NODE, f"{opted_out}-")
     node_state.assert_at_rest(cluster)

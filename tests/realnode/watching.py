@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from typing import IO
 
-from tests.realnode import contract_keys, rig
+from tests.realnode import contract_keys, real_cluster
 
 _COLUMNS = (
     "{.metadata.name}",
@@ -49,7 +49,7 @@ class NodeWatch:
 
 
 @contextlib.contextmanager
-def nodes(cluster: rig.RealCluster) -> Iterator[NodeWatch]:
+def nodes(cluster: real_cluster.RealCluster) -> Iterator[NodeWatch]:
     """Watch all nodes during the body."""
     columns = "|".join(_COLUMNS)
     with (

@@ -35,13 +35,13 @@ class Soak(stateful.RuleBasedStateMachine):
         self.step = process.LoopStep()
         self.strikes_before: collections.Counter[int | None] = collections.Counter()
         """How often driver faults had struck before this step, by GPU."""
-        self.foreign: set[tuple[int, simulated_rig.Instance]] = set()
+        self.unowned: set[tuple[int, simulated_rig.Instance]] = set()
         """Instances that others made since nothing was under way last; the agent keeps them."""
         self.tried_layouts: list[layouts.Layout] = []
         """What the runs were about since nothing was under way last."""
         self.applied_layout: tuple[str, layouts.Layout] | None = None
         """The name that a success published, and what it meant then."""
-        self.is_foreign = False
+        self.is_changed_by_others = False
         """Whether another program has changed the GPUs since the last success."""
 
     @stateful.initialize(
@@ -145,7 +145,7 @@ class Soak(stateful.RuleBasedStateMachine):
     def reboot(self) -> None:
         self._abandon()
         self.rig.reboot()
-        self._foreign_change()
+        self._note_other_change()
         COUNTS["reboots"] += 1
 
     @stateful.rule(
@@ -169,7 +169,7 @@ class Soak(stateful.RuleBasedStateMachine):
     @stateful.rule(pick=script.picks)
     def instance_goes_behind_our_back(self, pick: int) -> None:
         if driver.remove_behind_back(self.rig.state, pick, spared=self.rig.kubelet.devices_in_use):
-            self._foreign_change()
+            self._note_other_change()
 
     @stateful.rule(pick=script.picks, is_orphan=st.booleans())
     def instance_comes_behind_our_back(self, pick: int, is_orphan: bool) -> None:  # noqa: FBT001
@@ -177,8 +177,8 @@ class Soak(stateful.RuleBasedStateMachine):
         if driver.add_behind_back(self.rig.state, pick, is_orphan=is_orphan):
             after = simulated_rig.driver_geometry(self.rig.state)
             for index, (old, new) in enumerate(zip(before, after, strict=True)):
-                self.foreign |= {(index, each) for each in new.instances - old.instances}
-            self._foreign_change()
+                self.unowned |= {(index, each) for each in new.instances - old.instances}
+            self._note_other_change()
 
     @stateful.rule()
     def look_at_rest(self) -> None:
@@ -244,7 +244,7 @@ class Soak(stateful.RuleBasedStateMachine):
     @stateful.invariant()
     def at_rest_the_applied_label_is_true(self) -> None:
         name = hasattr(self, "rig") and self.rig.node_object.labels.get(well_known.APPLIED_LABEL)
-        if not name or not self.is_at_rest or self.is_foreign:
+        if not name or not self.is_at_rest or self.is_changed_by_others:
             return
         assert self.applied_layout is not None
         assert name == self.applied_layout[0]
@@ -319,7 +319,7 @@ class Soak(stateful.RuleBasedStateMachine):
             self._assert_geometry_is_known()
             # The agent cannot restart the plugin before it finds what others changed.
             phantoms = self.rig.schedulable_devices - simulated_rig.devices(self.rig.state).keys()
-            assert self.is_foreign or not phantoms, step
+            assert self.is_changed_by_others or not phantoms, step
         self.rig.kubelet.is_silent = False
 
     def _count(self, step: process.LoopStep) -> None:
@@ -351,7 +351,7 @@ class Soak(stateful.RuleBasedStateMachine):
 
     def _note_applied(self, name: str) -> layouts.Layout:
         layout = self._layout_of(name)
-        self.applied_layout, self.is_foreign = (name, layout), False
+        self.applied_layout, self.is_changed_by_others = (name, layout), False
         return layout
 
     def _layout_of(self, name: str | None) -> layouts.Layout:
@@ -402,7 +402,7 @@ class Soak(stateful.RuleBasedStateMachine):
                 COUNTS["GPUs not undone"] += 1
         if self._remember(is_undone=not is_reported):
             self.tried_layouts.clear()
-            self.foreign.clear()
+            self.unowned.clear()
 
     def _remember(self, *, is_undone: bool = True) -> bool:
         """Expect a change that fails to return to the GPUs as they are; return if to nothing else.
@@ -426,11 +426,11 @@ class Soak(stateful.RuleBasedStateMachine):
         on for what they made.
         """
         now = geometry.instances
-        foreign = {instance for number, instance in self.foreign if number == index}
+        unowned = {instance for number, instance in self.unowned if number == index}
         for former in self.before[index]:
             was = former.instances
-            free = {a for a in was if not any(a[0].overlaps(b[0]) for b in foreign & now)}
-            if (geometry[:2] == former[:2] or foreign & now) and free <= now <= was | foreign:
+            free = {a for a in was if not any(a[0].overlaps(b[0]) for b in unowned & now)}
+            if (geometry[:2] == former[:2] or unowned & now) and free <= now <= was | unowned:
                 return True
         return False
 
@@ -481,6 +481,6 @@ class Soak(stateful.RuleBasedStateMachine):
                 texts.append(f"GPU {index}: an instance lies idle")
         return texts
 
-    def _foreign_change(self) -> None:
-        self.is_foreign = True
+    def _note_other_change(self) -> None:
+        self.is_changed_by_others = True
         self._remember()

@@ -4,7 +4,7 @@ import datetime as dt
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tests.partitioner import rigs
+from tests.partitioner import partitioner_rig
 from tests.rigs.cluster.partitions import NOW, pod
 from tests.rigs.shell import commandline
 
@@ -56,7 +56,7 @@ def replay(
     pods: Sequence[Mapping[str, Any]],
     *options: str,
 ) -> commandline.Answer:
-    return rigs.simulate(shell, nodes, pods, "--replay", *options)
+    return partitioner_rig.simulate(shell, nodes, pods, "--replay", *options)
 
 
 def rows(answer: commandline.Answer) -> dict[str, Any]:

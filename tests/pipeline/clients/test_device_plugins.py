@@ -103,7 +103,9 @@ def test_change_whose_plugin_does_not_return_is_verified_later() -> None:
 
 
 def test_plugin_that_does_not_start_names_the_gpu_without_a_device() -> None:
-    text = agents.CONFIG + "  bare:\n  - {devices: all, mig-enabled: true, mig-devices: {}}\n"
+    text = (
+        agents.LAYOUTS_TEXT + "  bare:\n  - {devices: all, mig-enabled: true, mig-devices: {}}\n"
+    )
     rig = nodes.node()
     rig.plugin.is_broken = True
     why = "no MIG device on GPU 0, GPU 1"

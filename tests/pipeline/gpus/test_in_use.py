@@ -141,7 +141,7 @@ def test_no_pod_is_evicted_while_an_unpaused_daemon_uses_a_device() -> None:
 
 @pytest.mark.parametrize(
     ("layout", "text", "is_running"),
-    [("one-slice-changed", agents.CONFIG, True), ("whole", WHOLE, False)],
+    [("one-slice-changed", agents.LAYOUTS_TEXT, True), ("whole", WHOLE, False)],
     ids=["instances stay", "only open files"],
 )
 def test_a_process_on_a_gpu_does_not_block_further_instances(

@@ -284,7 +284,7 @@ def test_run_that_fails_early_leads_to_no_second_reboot(
 ) -> None:
     rig = nodes.rebooting_node()
 
-    def successor(text: str = agents.CONFIG) -> agents.AgentInMemory:
+    def successor(text: str = agents.LAYOUTS_TEXT) -> agents.AgentInMemory:
         limits = {"has_default_layouts": has_default_layouts}
         return agents.start(rig, "all-1g.5gb", layouts=text, limits=limits)
 
@@ -310,7 +310,7 @@ def test_an_owners_layout_with_new_content_is_a_new_request_for_a_reboot() -> No
     rig = nodes.rebooting_node()
     go_down(rig)
     restart_without_the_mode(rig)
-    text = agents.CONFIG.replace("{1g.5gb: 7}", "{1g.5gb: 6}")
+    text = agents.LAYOUTS_TEXT.replace("{1g.5gb: 7}", "{1g.5gb: 6}")
     agents.resume(rig, "all-1g.5gb", layouts="version: v2")
 
     go_down(rig, by=agents.start(rig, "all-1g.5gb", layouts=text))

@@ -50,7 +50,7 @@ def rewrite(_rig: node_rig.NodeRig, configs: fakes.FakeConfig) -> None:
 
 
 def drift_with_pod(rig: node_rig.NodeRig, _configs: fakes.FakeConfig) -> None:
-    nodes.add_pod_on_foreign_instances(rig, "2g.10gb", 3)
+    nodes.add_pod_on_unowned_instances(rig, "2g.10gb", 3)
 
 
 @pytest.mark.parametrize(

@@ -160,7 +160,7 @@ class _Explorer:
         self._checked_keys.add(key)
         # The next request works, despite what was written before.
         following = play.fork()
-        following.config.text = agents.CONFIG
+        following.config.text = agents.LAYOUTS_TEXT
         following.request(_NEXT.applied or "")
         following.let_pods_go()
         outcome = following.serve(_nothing_happens)

@@ -61,7 +61,7 @@ def _is_end(play: PlayedChange, end: NodeEnd, expected: NodeEnd) -> bool:
     What a killed agent created stays where it is if the changed file has it too: then it may
     stand, and have others stand, elsewhere.
     """
-    is_changed = play.config.text != agents.CONFIG
+    is_changed = play.config.text != agents.LAYOUTS_TEXT
     kept = layout_table.devices_by_gpu(end.gpus) & play.remnants if is_changed else set()
     if kept <= layout_table.devices_by_gpu(expected.gpus):
         return end == expected

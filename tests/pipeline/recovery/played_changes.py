@@ -56,7 +56,7 @@ class PlayedChange:
     def of(cls, change: NodeChange) -> "PlayedChange":
         """Return the change at its start."""
         rig = change.make()
-        play = cls(change, rig, fakes.FakeConfig(agents.CONFIG))
+        play = cls(change, rig, fakes.FakeConfig(agents.LAYOUTS_TEXT))
         play.request(change.layout, change.custom)
         assert layout_table.devices_in_words(rig.gpus) == change.before
         play.pods = {uid: pod.name for uid, pod in rig.pods.items() if devices_of(rig, uid)}
@@ -150,7 +150,7 @@ class PlayedChange:
     @property
     def is_as_begun(self) -> bool:
         """Whether the change itself is requested."""
-        is_same_file = self.config.text == agents.CONFIG
+        is_same_file = self.config.text == agents.LAYOUTS_TEXT
         return is_same_file and self.request_key[0] == self.change.layout
 
     def _is_step_refused(self) -> bool:

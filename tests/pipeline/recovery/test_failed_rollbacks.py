@@ -131,7 +131,7 @@ def test_a_failed_rollback_is_remembered_without_a_restart() -> None:
 
 def test_layout_for_another_gpu_completes_an_older_rollback() -> None:
     rig, before = after_failed_rollback()
-    text = f"{agents.CONFIG}  second-only:\n  - {{devices: [1], mig-enabled: false}}\n"
+    text = f"{agents.LAYOUTS_TEXT}  second-only:\n  - {{devices: [1], mig-enabled: false}}\n"
     agent = agents.start(rig, "one-slice-changed", layouts=text)
 
     ends.run_to(rig, "second-only", Reason.APPLIED, by=agent)
@@ -260,7 +260,7 @@ def test_a_layout_for_another_gpu_evicts_no_pod_for_an_older_rollback() -> None:
     rig.callbacks.add(
         "hooks.run", lambda: rig.pods.add("newcomer", devices=frozenset({new_device})), times=1
     )
-    text = f"{agents.CONFIG}  second-only:\n  - {{devices: [1], mig-enabled: false}}\n"
+    text = f"{agents.LAYOUTS_TEXT}  second-only:\n  - {{devices: [1], mig-enabled: false}}\n"
     rig.pods.remove(rig.pods.uid_of("spared"))
     agent = agents.start(rig, "one-slice-changed", layouts=text)
 

@@ -41,7 +41,7 @@ def test_an_interrupted_change_is_undone_only_under_the_lock() -> None:
 
 def test_instance_that_the_interrupted_change_did_not_create_stays() -> None:
     rig, before = cut_in_half()
-    place = nodes.add_foreign_instance(rig, "2g.10gb", 4)
+    place = nodes.add_unowned_instance(rig, "2g.10gb", 4)
     successor = agents.start(rig, None)
 
     assert place in {gi.placement for gi in rig.gpus[0].gpu_instances}
@@ -71,7 +71,7 @@ def test_instance_created_after_a_refused_rollback_stays() -> None:
     successor = agents.start(rig, None)
     assert successor.restore_without_request()
     del rig.pods[uid]
-    place = nodes.add_foreign_instance(rig, "1g.5gb", 1)
+    place = nodes.add_unowned_instance(rig, "1g.5gb", 1)
 
     assert successor.restore_without_request()
 
@@ -208,7 +208,7 @@ def test_a_resumed_run_that_rolls_back_publishes_the_restored_gpus() -> None:
     rig = nodes.busy_node()
     before = rig.gpus
     strikes.kill_before(rig, steps.CreateComputeInstance, "one-slice-changed")
-    text = agents.CONFIG.replace("{1g.5gb: 4, 3g.20gb: 1}", "{1g.5gb: 9}")
+    text = agents.LAYOUTS_TEXT.replace("{1g.5gb: 4, 3g.20gb: 1}", "{1g.5gb: 9}")
 
     assert agents.resume(rig, "one-slice-changed", layouts=text).reason is Reason.DOES_NOT_FIT
 

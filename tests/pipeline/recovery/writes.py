@@ -144,7 +144,7 @@ def _break_start_hook(play: PlayedChange) -> None:
 def _change_file(play: PlayedChange) -> None:
     """Swap the names of two layouts."""
     layout, other = play.change.layout, play.change.other.applied or ""
-    lines = agents.CONFIG.replace(f"  {layout}:\n", "  *:\n").replace(
+    lines = agents.LAYOUTS_TEXT.replace(f"  {layout}:\n", "  *:\n").replace(
         f"  {other}:\n", f"  {layout}:\n"
     )
     play.config.text = lines.replace("  *:\n", f"  {other}:\n")

@@ -303,7 +303,7 @@ def test_gpus_changed_at_rest_are_published_with_their_use(
     rig: node_rig.NodeRig, layout: str | None
 ) -> None:
     first = layout_table.rule_line("[0]", layout_table.counts_of("all-balanced"))
-    agent = agents.new_agent(rig, layouts=f"{agents.CONFIG}  first:\n{first}\n")
+    agent = agents.new_agent(rig, layouts=f"{agents.LAYOUTS_TEXT}  first:\n{first}\n")
     check = first_check(rig, agent, layout)
     backup = dict(rig.node_object.annotations)
     rig.gpus = gpu_values.without_instances(rig.gpus, 1)

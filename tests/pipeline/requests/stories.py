@@ -25,7 +25,7 @@ class Story:
     def __init__(self, rig: node_rig.NodeRig, death: Death | None = None) -> None:
         self.rig = rig
         self._loses_record = death is not None and death.loses_record
-        self.source = fakes.FakeConfig(agents.CONFIG)
+        self.source = fakes.FakeConfig(agents.LAYOUTS_TEXT)
         self.reasons: list[Reason] = []
         self.deaths = 0
         self.on_death: Callable[[], object] = list

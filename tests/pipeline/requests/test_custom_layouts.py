@@ -83,7 +83,7 @@ def test_an_unusable_annotation_changes_nothing_and_says_where_and_why(
     ends.assert_restored(rig)
 
 
-FILE_WITH_CUSTOM = agents.CONFIG + "  custom:\n  - {devices: all, mig-enabled: false}\n"
+FILE_WITH_CUSTOM = agents.LAYOUTS_TEXT + "  custom:\n  - {devices: all, mig-enabled: false}\n"
 
 
 def test_layout_is_not_promised_to_a_lost_gpu_that_it_does_not_name() -> None:

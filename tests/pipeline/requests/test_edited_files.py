@@ -7,7 +7,7 @@ from mig_manager.reasons import Reason
 from tests.pipeline.requests.stories import Story
 from tests.rigs.node import agents, nodes
 
-EDITED_FILE = agents.CONFIG.replace("2g.10gb: 1, ", "")
+EDITED_FILE = agents.LAYOUTS_TEXT.replace("2g.10gb: 1, ", "")
 """The layout has other content than the generated one of its name."""
 
 
@@ -77,7 +77,7 @@ def test_a_new_request_fails_for_a_file_that_cannot_be_read() -> None:
 @pytest.mark.parametrize("is_restarted", [False, True])
 def test_a_drifted_layout_fails_for_a_file_that_cannot_be_read(*, is_restarted: bool) -> None:
     story = active_by_own_file()
-    nodes.add_pod_on_foreign_instances(story.rig)
+    nodes.add_pod_on_unowned_instances(story.rig)
 
     if is_restarted:
         story.source.text = "version: ["

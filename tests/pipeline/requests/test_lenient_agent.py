@@ -11,7 +11,7 @@ from mig_manager.reasons import Reason
 from tests.pipeline import custom_requests
 from tests.rigs.node import agents, ends, node_rig, nodes
 
-TWICE = agents.CONFIG + "  all-disabled:\n  - {devices: all, mig-enabled: false}\n"
+TWICE = agents.LAYOUTS_TEXT + "  all-disabled:\n  - {devices: all, mig-enabled: false}\n"
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def warnings(logs: Iterable[structlog.typing.EventDict]) -> list[structlog.typin
     return [each for each in logs if each["event"] == "config_overlooked"]
 
 
-def lenient(rig: node_rig.NodeRig, text: str = agents.CONFIG) -> agents.AgentInMemory:
+def lenient(rig: node_rig.NodeRig, text: str = agents.LAYOUTS_TEXT) -> agents.AgentInMemory:
     return agents.new_agent(rig, layouts=text, is_lenient=True)
 
 
@@ -79,7 +79,7 @@ def test_a_lenient_agent_still_refuses_an_impossible_layout(layout: str) -> None
 
 
 def test_a_layout_with_placements_is_served_like_any_other() -> None:
-    text = agents.CONFIG + (
+    text = agents.LAYOUTS_TEXT + (
         "  placed:\n  - {devices: [0], mig-enabled: true, mig-devices: {1g.5gb@4: 1}}\n"
     )
     rig = nodes.node()

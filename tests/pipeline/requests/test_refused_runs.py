@@ -87,7 +87,7 @@ def with_managers(*names: str, **fields: Any) -> node_rig.NodeRig:
     return rig
 
 
-CLASH = agents.CONFIG + (
+CLASH = agents.LAYOUTS_TEXT + (
     "  clash:\n  - {devices: all, mig-enabled: true, mig-devices: {1g.5gb@4: 1, 3g.20gb@4: 1}}\n"
 )
 NO_BUS = errors.HostError("no bus", reason=Reason.HOST_SERVICE_FAILED)
@@ -110,7 +110,7 @@ CASES: dict[str, tuple[Make, dict[str, Any], Reason, tuple[str, ...]]] = {
     ),
     "invalid layout": (
         nodes.busy_node,
-        {"layout": "all-1g.5gb", "layouts": agents.CONFIG.replace("7}", "seven}")},
+        {"layout": "all-1g.5gb", "layouts": agents.LAYOUTS_TEXT.replace("7}", "seven}")},
         Reason.INVALID_CONFIG,
         (),
     ),
@@ -234,7 +234,7 @@ def test_refused_run_changes_nothing(case: str) -> None:
 
     layout = options.get("layout", "one-slice-changed")
     outcome = ends.run_to(
-        rig, layout, reason, *texts, layouts=options.get("layouts", agents.CONFIG)
+        rig, layout, reason, *texts, layouts=options.get("layouts", agents.LAYOUTS_TEXT)
     )
 
     assert outcome.should_retry is reason.is_transient

@@ -30,7 +30,7 @@ def first_layout(death: Death | None) -> Story:
     """The GPUs drift after the first layout."""
     story = Story(nodes.node(), death)
     story.run_agent(story.label("all-balanced"))
-    nodes.add_pod_on_foreign_instances(story.rig)
+    nodes.add_pod_on_unowned_instances(story.rig)
     story.run_agent()
     assert_no_pod_was_evicted(story, "foreign", Reason.DRIFTED)
     return story
@@ -40,7 +40,7 @@ def passing_failure_after_a_reboot(death: Death | None) -> Story:
     """Another program repartitions after a reboot, and the first start meets no driver."""
     story = active(death)
     story.rig.reboot()
-    nodes.add_pod_on_foreign_instances(story.rig)
+    nodes.add_pod_on_unowned_instances(story.rig)
     story.rig.failures.add("gpus.observe", call_errors.NO_DRIVER)
     story.run_agent()
     story.rig.failures.remove("gpus.observe")
@@ -52,8 +52,8 @@ def passing_failure_after_a_reboot(death: Death | None) -> Story:
 def unrelated_change_of_the_file(death: Death | None) -> Story:
     """The GPUs have drifted, and a layout that no node has is edited."""
     story = active(death)
-    nodes.add_pod_on_foreign_instances(story.rig)
-    story.run_agent(story.file(agents.CONFIG.replace("1g.5gb: 7", "1g.5gb: 6")))
+    nodes.add_pod_on_unowned_instances(story.rig)
+    story.run_agent(story.file(agents.LAYOUTS_TEXT.replace("1g.5gb: 7", "1g.5gb: 6")))
     assert_no_pod_was_evicted(story, "foreign", Reason.DRIFTED)
     return story
 
@@ -62,10 +62,10 @@ def new_rule_for_other_gpus(death: Death | None) -> Story:
     """The GPUs have drifted, one is lost, and the layout gets a rule for GPUs of other nodes."""
     story = active(death)
     story.run_agent()
-    nodes.add_pod_on_foreign_instances(story.rig)
+    nodes.add_pod_on_unowned_instances(story.rig)
     rule = "  - {device-filter: '0xFFFF10DE', devices: all, mig-enabled: false}\n"
     head = "  all-balanced:\n"
-    story.source.text = agents.CONFIG.replace(head, head + rule)
+    story.source.text = agents.LAYOUTS_TEXT.replace(head, head + rule)
     story.rig.driver.lost.add(story.rig.gpus[1].uuid)
     story.run_agent()
     assert_no_pod_was_evicted(story, "foreign", Reason.DRIFTED)
@@ -75,7 +75,7 @@ def new_rule_for_other_gpus(death: Death | None) -> Story:
 def new_node_object(death: Death | None, record: str = "") -> Story:
     """The Node is deleted and registered again, with the label from kubelet's flags."""
     story = active(death)
-    nodes.add_pod_on_foreign_instances(story.rig)
+    nodes.add_pod_on_unowned_instances(story.rig)
     story.rig.node_object.annotations.clear()
     if record:
         story.rig.node_object.annotations[well_known.REQUEST_ANNOTATION] = record
@@ -89,7 +89,7 @@ def new_node_object(death: Death | None, record: str = "") -> Story:
 def request_of_another_manager(death: Death | None, state: str = "failed") -> Story:
     """NVIDIA's manager served the label to this state, and pods use other instances."""
     story = active(death)
-    nodes.add_pod_on_foreign_instances(story.rig)
+    nodes.add_pod_on_unowned_instances(story.rig)
     story.rig.node_object.annotations.clear()
     story.rig.host_copy_file.text = None
     story.rig.node_object.labels.pop(well_known.APPLIED_LABEL, None)
@@ -279,7 +279,7 @@ def test_a_label_that_is_set_again_evicts_for_a_drifted_layout(
     meanwhile: str | None, refusals: list[Reason]
 ) -> None:
     story = active(None)
-    nodes.add_pod_on_foreign_instances(story.rig)
+    nodes.add_pod_on_unowned_instances(story.rig)
 
     story.run_agent(story.label(meanwhile), story.label("all-balanced"))
 
@@ -293,7 +293,7 @@ def test_new_content_of_a_layout_evicts_also_when_the_next_agent_retries() -> No
     story.rig.pods.add("affected", devices=used)
     story.rig.disruptions.refusals["affected"] = "budget 'pdb-a' allows no disruption"
 
-    story.run_agent(story.file(agents.CONFIG.replace("2g.10gb: 1, ", "")))
+    story.run_agent(story.file(agents.LAYOUTS_TEXT.replace("2g.10gb: 1, ", "")))
     story.rig.disruptions.refusals.clear()
     story.run_agent()
 
@@ -305,7 +305,7 @@ def test_a_layout_requested_again_is_new_although_the_node_object_is_too() -> No
     story = active(None)
     story.run_agent(story.label(None))
     agent_loop.register_again(story.rig)
-    nodes.add_pod_on_foreign_instances(story.rig)
+    nodes.add_pod_on_unowned_instances(story.rig)
     story.rig.node_object.labels[well_known.CONFIG_LABEL] = "all-balanced"
 
     story.run_agent()

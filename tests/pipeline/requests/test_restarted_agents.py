@@ -167,7 +167,7 @@ def test_a_deleted_plugin_is_awaited_until_it_is_back_or_removed(
     ends.run_to(rig, "one-slice-changed", Reason.INSUFFICIENT_RESOURCES)
     assert not rig.pods.plugins
     for _ in range(attempts):
-        assert start(rig, agents.CONFIG, layout=then) is Reason.PLUGIN_NOT_READY
+        assert start(rig, agents.LAYOUTS_TEXT, layout=then) is Reason.PLUGIN_NOT_READY
         assert f"{well_known.PLUGIN_DEPLOY_LABEL}=false" in rig.node_object.status["message"]
         # Kubelet forgets a stopped plugin after five minutes.
         rig.kubelet.schedulable = {}
@@ -177,7 +177,7 @@ def test_a_deleted_plugin_is_awaited_until_it_is_back_or_removed(
     else:
         rig.node_object.labels[well_known.PLUGIN_DEPLOY_LABEL] = "false"
 
-    reason = start(rig, agents.CONFIG, layout=then)
+    reason = start(rig, agents.LAYOUTS_TEXT, layout=then)
 
     assert reason in {Reason.APPLIED, Reason.ALREADY_APPLIED}
     assert bool(rig.pods.plugins) is (end == "is back")
@@ -206,4 +206,4 @@ def test_a_plugin_that_is_removed_after_a_failed_run_is_not_awaited(
     rig.kubelet.schedulable = {}
     rig.disruptions.refusals.clear()
 
-    assert start(rig, agents.CONFIG, layout="one-slice-changed") is Reason.APPLIED
+    assert start(rig, agents.LAYOUTS_TEXT, layout="one-slice-changed") is Reason.APPLIED

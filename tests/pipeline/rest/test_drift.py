@@ -35,7 +35,7 @@ def test_a_drift_is_published_once_and_cleared_when_it_is_over() -> None:
 
 def test_a_drift_is_published_although_kubelet_is_silent() -> None:
     rig, agent, outcome = nodes.at_rest("all-balanced", heals_drift=True)
-    nodes.add_pod_on_foreign_instances(rig)
+    nodes.add_pod_on_unowned_instances(rig)
     rig.kubelet.is_silent = True
 
     assert agent.check_drift("all-balanced", outcome) is actions.Action.REST
@@ -48,7 +48,7 @@ def test_a_drift_is_published_although_kubelet_is_silent() -> None:
 def test_a_drift_that_changes_between_a_run_and_a_check_is_published(at_run: str) -> None:
     rig, _, _ = nodes.at_rest("all-balanced")
     before = rig.gpus
-    nodes.add_pod_on_foreign_instances(rig)
+    nodes.add_pod_on_unowned_instances(rig)
     changed = {"listed": rig.gpus, "missing": before[:1]}
     rig.gpus = changed.pop(at_run)
     agent = agents.start(rig, "all-balanced")

@@ -31,16 +31,16 @@ def test_on_request_a_drift_is_healed() -> None:
     assert ends.is_as_before(rig, before)
 
 
-def restarted_beside_foreign_pod() -> tuple[node_rig.NodeRig, agents.AgentInMemory]:
+def restarted_beside_unowned_instances() -> tuple[node_rig.NodeRig, agents.AgentInMemory]:
     """Return a node that drifted while its agent was down, and the agent that started again."""
     rig, _, _ = nodes.at_rest("all-balanced")
-    nodes.add_pod_on_foreign_instances(rig)
+    nodes.add_pod_on_unowned_instances(rig)
     return rig, agents.start(rig, "all-balanced")
 
 
 def test_healing_waits_until_no_pod_uses_the_devices() -> None:
     rig, agent, outcome = nodes.at_rest("all-balanced", heals_drift=True)
-    nodes.add_pod_on_foreign_instances(rig)
+    nodes.add_pod_on_unowned_instances(rig)
 
     assert agent.check_drift("all-balanced", outcome) is actions.Action.REST
     assert "default/foreign" in rig.node_object.status_messages[-1]
@@ -53,7 +53,7 @@ def test_healing_waits_until_no_pod_uses_the_devices() -> None:
 
 def test_a_pod_that_comes_while_a_drift_is_healed_is_spared() -> None:
     rig, agent, _ = nodes.at_rest("all-balanced", heals_drift=True)
-    nodes.add_pod_on_foreign_instances(rig)
+    nodes.add_pod_on_unowned_instances(rig)
     gpus = rig.gpus
 
     ends.run_to(rig, "all-balanced", Reason.DRIFTED, "default/foreign", by=agent, is_heal=True)
@@ -64,7 +64,7 @@ def test_a_pod_that_comes_while_a_drift_is_healed_is_spared() -> None:
 
 def test_healing_refuses_a_pod_that_gets_a_device_after_the_plan() -> None:
     rig, agent, _ = nodes.at_rest("all-balanced", heals_drift=True)
-    nodes.add_pod_on_foreign_instances(rig)
+    nodes.add_pod_on_unowned_instances(rig)
     gpus = rig.gpus
     uid = rig.pods.uid_of("foreign")
     late = rig.pods.pop(uid)
@@ -83,7 +83,7 @@ def test_healing_refuses_a_pod_that_gets_a_device_after_the_plan() -> None:
 
 def test_an_extra_client_does_not_block_the_healing_of_drift() -> None:
     rig, agent, outcome = nodes.at_rest("all-balanced", heals_drift=True)
-    nodes.add_pod_on_foreign_instances(rig)
+    nodes.add_pod_on_unowned_instances(rig)
     uid = rig.pods.uid_of("foreign")
     labels, owner = {"app": "watcher"}, "DaemonSet"
     rig.pods.change(uid, labels=labels, owner_kind=owner)
@@ -95,7 +95,7 @@ def test_an_extra_client_does_not_block_the_healing_of_drift() -> None:
 
 def test_no_pod_is_evicted_for_a_drift_that_could_not_be_healed_before() -> None:
     rig, agent, _ = nodes.at_rest("all-balanced", heals_drift=True)
-    nodes.add_pod_on_foreign_instances(rig)
+    nodes.add_pod_on_unowned_instances(rig)
     rig.failures.add("gpus.observe", errors.HardwareError("no", reason=Reason.NO_PERMISSION))
     agents.run(rig, "all-balanced", by=agent, is_heal=True)
     rig.failures.clear()
@@ -107,7 +107,7 @@ def test_no_pod_is_evicted_for_a_drift_that_could_not_be_healed_before() -> None
 
 
 def test_restarted_agent_evicts_no_pod_for_an_applied_layout() -> None:
-    rig, restarted = restarted_beside_foreign_pod()
+    rig, restarted = restarted_beside_unowned_instances()
 
     ends.run_to(rig, "all-balanced", Reason.DRIFTED, by=restarted)
 
@@ -129,7 +129,7 @@ def test_restarted_agent_evicts_no_pod_for_an_applied_layout() -> None:
 def test_a_retry_after_a_failure_at_the_start_evicts_no_pod(
     failures: dict[str, Exception],
 ) -> None:
-    rig, restarted = restarted_beside_foreign_pod()
+    rig, restarted = restarted_beside_unowned_instances()
     rig.failures.add("gpus.observe", call_errors.NO_DRIVER)
     assert agents.run(rig, "all-balanced", by=restarted).should_retry
     rig.failures.clear()

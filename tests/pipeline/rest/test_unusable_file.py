@@ -14,8 +14,8 @@ from tests.rigs import layout_table
 from tests.rigs.node import agents, ends, fakes, gpu_values, node_rig, nodes
 
 UNUSABLE_FILES = {
-    "typo": agents.CONFIG.replace("one-slice-changed:", "one-slice-chnged:"),
-    "invalid": agents.CONFIG + "  bad: [{devices: all, mig-devices: {1g.5gb: x}}]\n",
+    "typo": agents.LAYOUTS_TEXT.replace("one-slice-changed:", "one-slice-chnged:"),
+    "invalid": agents.LAYOUTS_TEXT + "  bad: [{devices: all, mig-devices: {1g.5gb: x}}]\n",
 }
 
 
@@ -24,7 +24,7 @@ def node_without_file(
 ) -> tuple[node_rig.NodeRig, agents.AgentInMemory, outcomes.Outcome]:
     """Return a node whose layout is active, although the file is unusable now."""
     rig = nodes.node(layout="one-slice-changed")
-    configs = fakes.FakeConfig(agents.CONFIG)
+    configs = fakes.FakeConfig(agents.LAYOUTS_TEXT)
     agent = agents.new_agent(rig, heals_drift=heals, configs=configs)
     agents.run(rig, "one-slice-changed", by=agent)
     configs.text = text
@@ -56,8 +56,8 @@ def test_a_drift_is_published_although_the_file_is_unusable(text: str, *, heals:
 
 
 def test_a_layout_active_again_keeps_its_hash_although_the_file_lacks_it() -> None:
-    rig, configs = nodes.node(layout="all-balanced"), fakes.FakeConfig(agents.CONFIG)
-    configs.text = agents.CONFIG.replace("all-balanced", "mine")
+    rig, configs = nodes.node(layout="all-balanced"), fakes.FakeConfig(agents.LAYOUTS_TEXT)
+    configs.text = agents.LAYOUTS_TEXT.replace("all-balanced", "mine")
     # The layout may be one of the lost GPU's model.
     rig.gpus = (rig.gpus[0], dataclasses.replace(rig.gpus[1], pci_device_id=0x20B710DE))
     rig.driver.lost.add(rig.gpus[1].uuid)
@@ -66,7 +66,7 @@ def test_a_layout_active_again_keeps_its_hash_although_the_file_lacks_it() -> No
     before = tamper(rig)
     agent.check_drift("mine", outcome)
 
-    configs.text, rig.gpus = agents.CONFIG, before
+    configs.text, rig.gpus = agents.LAYOUTS_TEXT, before
     agent.check_drift("mine", outcome)
 
     assert rig.node_object.labels[well_known.STATE_LABEL] == "success"
@@ -85,7 +85,7 @@ def test_a_gpu_lost_while_the_file_is_unusable_starts_no_run() -> None:
 def test_a_gpu_back_while_the_file_is_unusable_starts_no_run() -> None:
     rig = nodes.node(layout="all-balanced")
     rig.driver.lost.add(rig.gpus[1].uuid)
-    configs = fakes.FakeConfig(agents.CONFIG)
+    configs = fakes.FakeConfig(agents.LAYOUTS_TEXT)
     agent = agents.new_agent(rig, configs=configs)
     outcome = agents.run(rig, "all-balanced", by=agent)
     configs.text = UNUSABLE_FILES["invalid"]

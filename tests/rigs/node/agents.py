@@ -30,7 +30,7 @@ from mig_manager.core.objects import well_known
 from tests.rigs import layout_table
 from tests.rigs.node import fake_cluster, fake_host, fakes, node_rig, unrestored
 
-CONFIG = (
+LAYOUTS_TEXT = (
     layout_table.document(("all-disabled", "all-1g.5gb", "all-balanced", "one-slice-changed"))
     + """\
   all-disabled-first:
@@ -53,7 +53,7 @@ TIMEOUTS = {
 }
 
 
-def _dependencies(rig: node_rig.NodeRig, layouts: str = CONFIG) -> ports.Dependencies:
+def _dependencies(rig: node_rig.NodeRig, layouts: str = LAYOUTS_TEXT) -> ports.Dependencies:
     """Return the dependencies of an agent on the node."""
     machine, gpus = fake_host.FakeHost(rig), fake_host.FakeGpus(rig)
     labels = unrestored.deploy_labels(rig.node_object.labels)
@@ -156,7 +156,7 @@ def _as_request(
 def new_agent(
     rig: node_rig.NodeRig,
     *,
-    layouts: str = CONFIG,
+    layouts: str = LAYOUTS_TEXT,
     heals_drift: bool = False,
     is_lenient: bool = False,
     limits: Mapping[str, Any] | None = None,
@@ -187,7 +187,7 @@ def start(
     rig: node_rig.NodeRig,
     layout: str | None,
     *,
-    layouts: str = CONFIG,
+    layouts: str = LAYOUTS_TEXT,
     custom: custom_layouts.CustomRequest | None = None,
     **options: Any,
 ) -> AgentInMemory:
@@ -204,7 +204,7 @@ def run(
     rig: node_rig.NodeRig,
     layout: str,
     *,
-    layouts: str = CONFIG,
+    layouts: str = LAYOUTS_TEXT,
     by: AgentInMemory | None = None,
     request: fakes.FakeRequest | None = None,
     **options: Any,
@@ -214,7 +214,7 @@ def run(
     return agent.run(layout, request or fakes.FakeRequest(rig.clock), **options)
 
 
-def resume(rig: node_rig.NodeRig, layout: str, *, layouts: str = CONFIG) -> outcomes.Outcome:
+def resume(rig: node_rig.NodeRig, layout: str, *, layouts: str = LAYOUTS_TEXT) -> outcomes.Outcome:
     """Take over from a killed agent, and apply a layout."""
     return run(rig, layout, by=start(rig, layout, layouts=layouts))
 

@@ -121,7 +121,7 @@ def add_hooks(rig: node_rig.NodeRig) -> node_rig.NodeRig:
     return rig
 
 
-def add_foreign_instance(rig: node_rig.NodeRig, profile: str, start: int) -> model.Placement:
+def add_unowned_instance(rig: node_rig.NodeRig, profile: str, start: int) -> model.Placement:
     """Create a GPU instance on GPU 0, as another program does; return its placement."""
     first, *others = rig.gpus
     create = gpu_values.gi_step(first, profile, start)
@@ -129,7 +129,7 @@ def add_foreign_instance(rig: node_rig.NodeRig, profile: str, start: int) -> mod
     return create.placement
 
 
-def add_pod_on_foreign_instances(
+def add_pod_on_unowned_instances(
     rig: node_rig.NodeRig, profile: str = "1g.5gb", count: int = 7
 ) -> None:
     """Create instances outside the layout, and a pod that uses them."""

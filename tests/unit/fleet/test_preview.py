@@ -17,7 +17,7 @@ from tests.rigs import layout_table
 from tests.rigs.node import agents, gpu_values, samples
 
 A100 = hardware.find("A100-SXM4-40GB")
-DOCUMENT = config.parse(agents.CONFIG, source="test")
+DOCUMENT = config.parse(agents.LAYOUTS_TEXT, source="test")
 LISTED = layout_table.counts_of("all-balanced")
 MIXED = {"nvidia.com/mig-1g.5gb": 2, "nvidia.com/mig-2g.10gb": 1, "nvidia.com/mig-3g.20gb": 1}
 NodeFit = cluster_plan.NodeFit

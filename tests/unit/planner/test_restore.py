@@ -124,7 +124,7 @@ def test_a_rollback_removes_created_and_restores_destroyed_instances(
     assert placements(restore(after, before)) == placements(gpu)
 
 
-def test_foreign_instance_stays_and_is_named() -> None:
+def test_unowned_instance_stays_and_is_named() -> None:
     gpu, after, crowded = (
         a100("2g.10gb@0"),
         a100("2g.10gb@0", "2g.10gb@2"),
@@ -138,13 +138,13 @@ def test_foreign_instance_stays_and_is_named() -> None:
     assert placements(following) == {"2g.10gb@0", "1g.5gb@6"}
 
 
-def test_an_instance_that_overlaps_a_foreign_one_is_not_restored() -> None:
+def test_an_instance_that_overlaps_an_unowned_one_is_not_restored() -> None:
     gpu = a100("2g.10gb@0", "3g.20gb@4")
     before = planner.baseline(plan_to(gpu, {"1g.5gb": 4}), [gpu])
     assert placements(restore(a100("2g.10gb@4"), before)) == {"2g.10gb@0", "2g.10gb@4"}
 
 
-def test_foreign_compute_instance_stays_and_is_named() -> None:
+def test_unowned_compute_instance_stays_and_is_named() -> None:
     gpu, both = a100("3g.20gb@4[1c@0]"), a100("3g.20gb@4[1c@0 1c@1 1c@2]")
     plan = plan_to(gpu, {"1c.3g.20gb": 2})
     (step,) = plan.steps
@@ -153,22 +153,22 @@ def test_foreign_compute_instance_stays_and_is_named() -> None:
 
     (back,) = restore(both, before).gpu_instances
 
-    own_place, foreign_place = step.placement, model.Placement(3 - step.placement.start, 1)
+    own_place, unowned_place = step.placement, model.Placement(3 - step.placement.start, 1)
     assert {ci.placement for ci in back.compute_instances} == {
         model.Placement(0, 1),
-        foreign_place,
+        unowned_place,
     }
-    assert own_place != foreign_place
+    assert own_place != unowned_place
     named = planner.unowned_instances([both], before)
     assert named == ("1c.3g.20gb in 3g.20gb at 4:4 on GPU 0",)
 
 
-def test_a_compute_instance_that_overlaps_a_foreign_one_is_not_restored() -> None:
-    gpu, foreign = a100("3g.20gb@4[1c@0 1c@2]"), a100("3g.20gb@4[2c@0 1c@2]")
+def test_a_compute_instance_that_overlaps_an_unowned_one_is_not_restored() -> None:
+    gpu, unowned = a100("3g.20gb@4[1c@0 1c@2]"), a100("3g.20gb@4[2c@0 1c@2]")
     before = planner.baseline(plan_to(gpu, {"3g.20gb": 1}), [gpu])
 
-    assert oracle.state_of(restore(foreign, before)) == oracle.state_of(foreign)
-    (following,) = planner.baseline(plan_to(foreign, {}), [foreign], before)
+    assert oracle.state_of(restore(unowned, before)) == oracle.state_of(unowned)
+    (following,) = planner.baseline(plan_to(unowned, {}), [unowned], before)
     (kept,) = following.gpu_instances
     assert {ci.placement.size for ci in kept.compute_instances if ci.placement} == {1, 2}
 
@@ -200,7 +200,7 @@ def test_a_spanning_instance_counts_as_created_whatever_its_span() -> None:
     assert oracle.state_of(restore(between, before)) == oracle.state_of(gpu)
 
 
-def test_mig_mode_stays_enabled_with_a_foreign_instance() -> None:
+def test_mig_mode_stays_enabled_with_an_unowned_instance() -> None:
     before = (dataclasses.replace(a100(mode=OFF).snapshot, created=()),)
     now = a100("1g.5gb@0")
     assert planner.restore([now], before).is_empty

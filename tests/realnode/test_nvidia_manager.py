@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.realnode import nvidia_manager, operator, rig
+from tests.realnode import nvidia_manager, operator, real_cluster
 from tests.rigs import waiting
 
 pytestmark = [pytest.mark.realnode, pytest.mark.slow]
@@ -12,7 +12,7 @@ _PLUGIN_LABEL = f"{operator.DEPLOY}device-plugin"
 
 
 def test_agent_yields_to_nvidias_manager_and_then_takes_over(
-    expendable_cluster: rig.RealCluster,
+    expendable_cluster: real_cluster.RealCluster,
 ) -> None:
     cluster, log = expendable_cluster, expendable_cluster.listen()
     nvidia_manager.install_plugin(cluster)
@@ -44,10 +44,10 @@ def test_agent_yields_to_nvidias_manager_and_then_takes_over(
     assert cluster.taints() == []
 
 
-def _is_refused(cluster: rig.RealCluster, layout: str) -> bool:
+def _is_refused(cluster: real_cluster.RealCluster, layout: str) -> bool:
     status = cluster.status()
     return status.get("config") == layout and status.get("reason") == "ForeignManager"
 
 
-def _until_logged(cluster: rig.RealCluster, text: str) -> None:
+def _until_logged(cluster: real_cluster.RealCluster, text: str) -> None:
     waiting.until(lambda: text in nvidia_manager.log(cluster), text, within_s=120)

@@ -13,18 +13,18 @@ from tests.rigs.node.local_rig import LocalRig
 NEW = r"1g\.5gb at 3:1 on GPU 0 is new, and is kept"
 
 
-def with_foreign(rig: LocalRig, start: int) -> model.Placement:
+def with_unowned(rig: LocalRig, start: int) -> model.Placement:
     """Create an instance of one slice on the first GPU, as another program does."""
     first, *others = rig.gpus
-    (foreign,) = samples.gpu(samples.A100, f"1g.5gb@{start}").gpu_instances
-    instances = sorted((*first.gpu_instances, foreign), key=lambda gi: gi.placement)
+    (unowned,) = samples.gpu(samples.A100, f"1g.5gb@{start}").gpu_instances
+    instances = sorted((*first.gpu_instances, unowned), key=lambda gi: gi.placement)
     rig.gpus = (dataclasses.replace(first, gpu_instances=tuple(instances)), *others)
-    return foreign.placement
+    return unowned.placement
 
 
-def assert_a_foreign_instance_is_kept(rig: LocalRig) -> None:
+def assert_an_unowned_instance_is_kept(rig: LocalRig) -> None:
     """Check that the undo of what was left unfinished spares an instance created just before."""
-    place = with_foreign(rig, start=3)
+    place = with_unowned(rig, start=3)
     refuse(rig, NEW)
     assert place in {gi.placement for gi in rig.gpus[0].gpu_instances}
 
@@ -32,7 +32,7 @@ def assert_a_foreign_instance_is_kept(rig: LocalRig) -> None:
 def test_rollback_keeps_and_names_an_instance_missed_before(rig: LocalRig) -> None:
     """One observation misses it, as on a driver that lists too few."""
     listed = rig.gpus
-    place = with_foreign(rig, start=2)
+    place = with_unowned(rig, start=2)
     complete, before = rig.gpus, rig.geometry
     rig.gpus = listed
 
@@ -65,7 +65,7 @@ def test_rollback_keeps_and_names_an_instance_missed_before(rig: LocalRig) -> No
 
 
 def test_rollback_keeps_an_instance_created_during_the_change(rig: LocalRig) -> None:
-    rig.callbacks.add(steps.CreateGpuInstance, lambda: with_foreign(rig, 3), times=1)
+    rig.callbacks.add(steps.CreateGpuInstance, lambda: with_unowned(rig, 3), times=1)
     rig.failures.add(steps.CreateGpuInstance, call_errors.IN_USE, times=1)
 
     with pytest.raises(errors.HardwareError, match=r"1g\.5gb at 3:1 on GPU 0 is new") as caught:
@@ -79,7 +79,7 @@ def test_rollback_keeps_an_instance_created_during_the_change(rig: LocalRig) -> 
 def test_after_a_kill_only_what_the_change_created_is_removed(rig: LocalRig) -> None:
     before = rig.geometry
     assert rig.kill_apply("requested", steps.CreateComputeInstance)
-    place = with_foreign(rig, start=3)
+    place = with_unowned(rig, start=3)
 
     refuse(rig, NEW)
 
@@ -99,7 +99,7 @@ def test_a_stale_plan_is_abandoned_before_its_first_step(rig: LocalRig) -> None:
     geometries: list[object] = []
 
     def make_stale() -> None:
-        with_foreign(rig, start=3)
+        with_unowned(rig, start=3)
         geometries.append(rig.geometry)
 
     rig.callbacks.add("gpus.execute", make_stale, times=1)
@@ -114,10 +114,10 @@ def test_a_stale_plan_is_abandoned_before_its_first_step(rig: LocalRig) -> None:
     assert rig.has("small")
 
 
-def test_stale_plan_beside_an_older_change_keeps_foreign_instances(rig: LocalRig) -> None:
+def test_stale_plan_beside_an_older_change_keeps_unowned_instances(rig: LocalRig) -> None:
     assert rig.kill_apply("requested", steps.CreateComputeInstance)
     created: list[model.Placement] = []
-    rig.callbacks.add("gpus.execute", lambda: created.append(with_foreign(rig, start=3)), times=1)
+    rig.callbacks.add("gpus.execute", lambda: created.append(with_unowned(rig, start=3)), times=1)
 
     with pytest.raises(errors.HardwareError, match=NEW):
         rig.change_to("small")
@@ -146,7 +146,7 @@ def test_refused_undo_forgets_instances_that_were_never_created(rig: LocalRig) -
     refuse(rig, "in use by train")
     rig.driver.clients = ""
 
-    assert_a_foreign_instance_is_kept(rig)
+    assert_an_unowned_instance_is_kept(rig)
 
 
 def test_rollback_checks_users_again_after_a_stale_plan(rig: LocalRig) -> None:
@@ -171,7 +171,7 @@ def test_failed_rollback_forgets_instances_that_were_never_created(rig: LocalRig
     with refusal, pytest.raises(errors.HardwareError, match="the rollback failed as well"):
         rig.change_to("small")
 
-    assert_a_foreign_instance_is_kept(rig)
+    assert_an_unowned_instance_is_kept(rig)
 
 
 def test_rollback_that_did_not_begin_forgets_missing_instances(rig: LocalRig) -> None:
@@ -186,7 +186,7 @@ def test_rollback_that_did_not_begin_forgets_missing_instances(rig: LocalRig) ->
     with pytest.raises(errors.HardwareError, match="the rollback failed as well: no answer"):
         rig.change_to("small")
 
-    assert_a_foreign_instance_is_kept(rig)
+    assert_an_unowned_instance_is_kept(rig)
 
 
 def test_pending_mode_forgets_instances_that_were_never_created() -> None:
@@ -196,9 +196,9 @@ def test_pending_mode_forgets_instances_that_were_never_created() -> None:
     with pytest.raises(errors.HardwareError, match="the mode waits for a reset"):
         rig.change_to("requested", may_reset=False)
     rig.driver.mode_waits = False
-    (foreign,) = samples.gpu(samples.A100, "1g.5gb@0").gpu_instances
+    (unowned,) = samples.gpu(samples.A100, "1g.5gb@0").gpu_instances
     first, second = rig.gpus
     second = dataclasses.replace(second, current_mode=second.pending_mode)
-    rig.gpus = (first, dataclasses.replace(second, gpu_instances=(foreign,)))
+    rig.gpus = (first, dataclasses.replace(second, gpu_instances=(unowned,)))
 
     refuse(rig, r"1g\.5gb at 0:1 on GPU 1 is new, and is kept")
