@@ -34,7 +34,7 @@ from mig_manager.core.node.devices import resources
 from mig_manager.core.objects import well_known
 from mig_manager.core.partitioning import decider, demand
 from mig_manager.core.partitioning.batch import arrivals
-from mig_manager.core.partitioning.decision import decisions, past_decisions
+from mig_manager.core.partitioning.decision import decisions, situations
 from mig_manager.core.partitioning.nodes import (
     node_index,
     node_requests,
@@ -240,7 +240,7 @@ class Decider:
 
     def __init__(self, watched: WatchedObjects) -> None:
         self._objects = watched
-        self._history = past_decisions.History()
+        self._history = situations.History()
         self._own_clock = own_clock.OwnClock()
         self._cache = node_index.NodeCache()
         self.changes = 0
@@ -248,21 +248,18 @@ class Decider:
     def decide(self, now: dt.datetime) -> float:
         """Decide once; return the time that it took."""
         began_s = time.process_time()
-        pending = self._objects.pending
         nodes = self._own_clock.with_own_times(
             self._objects.nodes.values(), self._objects.requests, now=now
         )
-        index = node_index.NodeIndex(nodes, self._cache)
-        likely = self._objects.arrivals.expected_pods(0.0, _LIMITS.prepare_for_s, index)
-        decision = decider.decide(
-            index,
-            pending,
-            _LIMITS,
+        situation = situations.Situation(
+            index=node_index.NodeIndex(nodes, self._cache),
+            limits=_LIMITS,
             now=now,
             history=self._history,
-            expected=likely,
         )
-        self._history = past_decisions.remember(self._history, nodes, pending, decision, now=now)
+        likely = self._objects.arrivals.expected_pods(0.0, _LIMITS.prepare_for_s, situation.index)
+        decision = decider.decide(situation, self._objects.pending, expected=likely)
+        self._history = situation.after(decision)
         self.changes += len(decision.changes)
         return time.process_time() - began_s
 

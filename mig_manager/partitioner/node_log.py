@@ -1,11 +1,10 @@
 """Log why opted-in nodes do not change: no Event on a pod mentions that."""
 
-import datetime as dt
 from collections.abc import Iterable
 
 import structlog
 
-from mig_manager.core.partitioning.decision import decisions, past_decisions
+from mig_manager.core.partitioning.decision import situations
 from mig_manager.core.partitioning.nodes import partitioned_nodes
 from mig_manager.partitioner import metrics
 
@@ -15,10 +14,7 @@ _log = structlog.get_logger()
 class NodeLog:
     """Logs every reason once, and counts the nodes that rest."""
 
-    def __init__(
-        self, telemetry: metrics.PartitionerMetrics, limits: decisions.PartitionerLimits
-    ) -> None:
-        self._limits = limits
+    def __init__(self, telemetry: metrics.PartitionerMetrics) -> None:
         self._telemetry = telemetry
         self._unusable: dict[str, str] = {}
         """By opted-in node: why it was unusable at the last decision."""
@@ -38,25 +34,19 @@ class NodeLog:
                 _log.warning("node_unusable", node=name, why=why)
         self._unusable = unusable
 
-    def report_resting(
-        self,
-        nodes: Iterable[partitioned_nodes.PartitionedNode],
-        history: past_decisions.History,
-        now: dt.datetime,
-        *,
-        has_pending: bool,
-    ) -> None:
+    def report_resting(self, situation: situations.Situation, *, has_pending: bool) -> None:
         """Count the nodes that rest after a change, and log why pods may wait for them."""
         resting = [
             (node, left_s)
-            for node in nodes
+            for node in situation.index.nodes
             if node.is_opted_in
             and not node.unusable
-            and (left_s := past_decisions.cooldown_left_s(node, self._limits, history, now=now))
+            and (left_s := situation.cooldown_left_s(node))
         ]
         self._telemetry.resting.set(len(resting))
         for node, left_s in resting if has_pending else ():
             if node.name not in self._resting:
-                is_own = node.agent.config_hash == history.requested.get(node.name)
+                request = situation.history.requests.get(node.name)
+                is_own = request is not None and request.content_hash == node.agent.config_hash
                 _log.info("node_resting", node=node.name, for_s=round(left_s, 1), is_own=is_own)
         self._resting = frozenset(node.name for node, _ in resting if has_pending)

@@ -13,7 +13,7 @@ from mig_manager.core.display import picture, styles
 from mig_manager.core.files import json_text
 from mig_manager.core.objects import well_known
 from mig_manager.core.partitioning import decider, demand
-from mig_manager.core.partitioning.decision import decisions, past_decisions
+from mig_manager.core.partitioning.decision import decisions, situations
 from mig_manager.core.partitioning.nodes import node_index, node_requests, partitioned_nodes
 
 _NO_NODE = (
@@ -109,13 +109,12 @@ def simulate(
     node_pods = [pod for pod in parsed if isinstance(pod, demand.PodOfNode)]
     pending = [pod for pod in parsed if isinstance(pod, demand.Pending)]
     nodes = node_requests.with_pods(nodes, node_requests.Requests(node_pods))
-    decision = decider.decide(
-        node_index.NodeIndex(nodes),
-        pending,
-        dataclasses.replace(limits, cooldown_s=0.0),
+    situation = situations.Situation(
+        index=node_index.NodeIndex(nodes),
+        limits=dataclasses.replace(limits, cooldown_s=0.0),
         now=now,
-        history=past_decisions.History(),
     )
+    decision = decider.decide(situation, pending)
     changes = {change.node: change for change in decision.changes}
     opted_in = sorted((node for node in nodes if node.is_opted_in), key=lambda node: node.name)
     return DecisionReport(

@@ -16,7 +16,7 @@ from mig_manager.adapters.kubernetes import leader, partitioner_cluster
 from mig_manager.core import timing
 from mig_manager.core.layout import layout_documents
 from mig_manager.core.partitioning import decider, demand
-from mig_manager.core.partitioning.decision import decisions, past_decisions
+from mig_manager.core.partitioning.decision import decisions, situations
 from mig_manager.core.partitioning.nodes import node_index, own_clock, partitioned_nodes
 from mig_manager.partitioner import (
     announcer,
@@ -66,14 +66,14 @@ class Term:
         self._announcer = announcer.Announcer(parts.cluster, parts.leader, clock)
         self._began = dt.datetime.fromtimestamp(clock.unix_s(), tz=dt.UTC)
         self._began_s = self._checked_s = clock.monotonic()
-        self._history = past_decisions.History()
+        self._history = situations.History()
         self._cache = node_index.NodeCache()
         self._own_clock = own_clock.OwnClock()
         self._outcomes = request_outcomes.RequestOutcomes(
             self._announcer, telemetry, clock, max_failures=settings.max_failures
         )
         self._waits = waits.Waits(telemetry)
-        self._node_log = node_log.NodeLog(telemetry, settings.limits)
+        self._node_log = node_log.NodeLog(telemetry)
         self._bases = base_layouts.BaseLayouts(settings.base_layout, parts.document)
         self._recommended = recommendations.Recommendations()
         self._recheck_s = -math.inf  # when to decide without a change of demand
@@ -105,29 +105,22 @@ class Term:
         now = self._began + dt.timedelta(seconds=began_s - self._began_s)
         self._signal.clear()
         nodes, pending = self._nodes_and_pending(now)
-        index = node_index.NodeIndex(nodes, self._cache)
-        likely = self._likely(began_s, index)
-        decision = decider.decide(
-            index,
-            pending,
-            self._settings.limits,
+        situation = situations.Situation(
+            index=node_index.NodeIndex(nodes, self._cache),
+            limits=self._settings.limits,
             now=now,
             history=self._history,
-            base=self._bases.of(nodes),
-            expected=likely,
         )
+        likely = self._likely(began_s, situation.index)
+        decision = decider.decide(situation, pending, base=self._bases.of(nodes), expected=likely)
         took_s = self._clock.monotonic() - began_s
         self._telemetry.decisions.inc()
         self._node_log.report_unusable(nodes)
-        self._node_log.report_resting(nodes, self._history, now, has_pending=bool(pending))
+        self._node_log.report_resting(situation, has_pending=bool(pending))
         self._outcomes.follow(nodes, now)
         results = self._carry_out(decision.changes[: self._outcomes.allowance()])
-        self._history = past_decisions.remember(
-            self._history,
-            nodes,
-            pending,
+        self._history = situation.after(
             dataclasses.replace(decision, changes=tuple(results[metrics.ChangeResult.REQUESTED])),
-            now=now,
             # The API server may have the request; then its pods need no room elsewhere.
             uncertain=(
                 *results[metrics.ChangeResult.FAILED],

@@ -13,7 +13,6 @@ instances for pods behind it.
 """
 
 import dataclasses
-import datetime as dt
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
@@ -26,54 +25,47 @@ from mig_manager.core.partitioning.decision import (
     desired_states,
     holds,
     offers,
-    past_decisions,
     schedulable_pods,
+    situations,
     waiting,
 )
-from mig_manager.core.partitioning.nodes import node_index, node_sets
+from mig_manager.core.partitioning.nodes import node_sets
 
 _PREPARING = "devices for likely pods"
 
 
-def decide(  # noqa: PLR0913 - what a decision depends on
-    index: node_index.NodeIndex,
+def decide(
+    situation: situations.Situation,
     pending: Iterable[demand.Pending],
-    limits: decisions.PartitionerLimits,
     *,
-    now: dt.datetime,
-    history: past_decisions.History,
     base: Mapping[str, Mapping[str, model.DesiredGpu]] | None = None,
     expected: Iterable[demand.Pending] = (),
 ) -> decisions.PartitioningDecision:
     """Decide which nodes to repartition for these pods.
 
     Args:
-        index: The nodes, with times by the clock of ``now``.
+        situation: The nodes, the limits, the time, and the past.
         pending: In any order.
-        limits: The limits of the partitioner.
-        now: The present time.
-        history: Of the last decision.
         base: By node and UUID, the state to which idle instances are merged back.
         expected: Pods that likely come soon, in order. Nodes are changed so that devices for them
             are ready. Another node may then still change, unless no pod waits that a node could
             serve.
     """
-    batch = batches.Batch(index, pending, limits.reserved)
-    decider = _Decider(index, batch, limits, now, history)
-    holding = decider.gpu_holds()
-    decider.make_room(holding)
+    index, reserved = situation.index, situation.limits.reserved
+    batch = batches.Batch(index, pending, reserved)
+    decider = _Decider(situation, batch)
+    decider.make_room()
     decider.withdraw()
-    decider.merge_back(base or {}, holding)
-    decision = decider.decision(holding)
-    likely = past_decisions.unprepared_pods(history, index.nodes, expected, now=now)
+    decider.merge_back(base or {})
+    decision = decider.decision()
+    likely = situation.unprepared_pods(expected)
     is_calm = not (decision.waiting or decision.changes)
-    max_changes = decider.changes.spare or int(is_calm)
-    if likely and max_changes:
-        soon = batches.Batch(index, batch.pods, limits.reserved, expected=likely)
-        preparing = _Decider(index, soon, limits, now, history, decider.changes)
-        preparing.prepare(holding, max_changes)
-        decision = dataclasses.replace(decision, changes=preparing.changes.requested)
-    return decision
+    if not likely or not (is_calm or decider.changes.spare):
+        return decision
+    soon = batches.Batch(index, batch.pods, reserved, expected=likely)
+    preparing = _Decider(situation, soon, decider)
+    preparing.prepare(max_changes=decider.changes.spare or 1)
+    return dataclasses.replace(decision, changes=preparing.changes.requested)
 
 
 class _Decider:
@@ -81,28 +73,29 @@ class _Decider:
 
     def __init__(
         self,
-        index: node_index.NodeIndex,
+        situation: situations.Situation,
         batch: batches.Batch,
-        limits: decisions.PartitionerLimits,
-        now: dt.datetime,
-        history: past_decisions.History,
-        earlier: changes.Changes | None = None,
+        earlier: "_Decider | None" = None,
     ) -> None:
-        self._index = index
+        """Build it; the changes of an earlier decider in the same situation count."""
+        self._situation = situation
+        self._index = index = situation.index
         self._batch = batch
-        self._limits = limits
-        self._now = now
-        self._history = history
-        self._states = desired_states.DesiredStates(index, limits.reserved)
-        self._schedulable = schedulable_pods.find(index, batch, now=now, history=history)
-        self._remaining: Sequence[int] = self._schedulable.others
-        self._feasible = feasible_nodes.FeasibleNodes(
-            index, batch, limits.reserved, self._schedulable.assumed
+        reserved = situation.limits.reserved
+        self._states = desired_states.DesiredStates(index, reserved)
+        self._schedulable = schedulable = schedulable_pods.find(situation, batch)
+        self._remaining: Sequence[int] = schedulable.others
+        self._feasible = feasible_nodes.FeasibleNodes(index, batch, reserved, schedulable.assumed)
+        self.changes: changes.Changes = (
+            earlier.changes if earlier else changes.Changes(situation, schedulable.nominated)
         )
-        nominated = self._schedulable.nominated
-        self.changes = earlier or changes.Changes(index, limits, now, history, nominated)
+        self.holding: holds.GpuHolds = (
+            earlier.holding
+            if earlier
+            else holds.select(situation, batch, self._feasible, self._eligible())
+        )
 
-    def decision(self, holding: holds.GpuHolds) -> decisions.PartitioningDecision:
+    def decision(self) -> decisions.PartitioningDecision:
         """Return the decision, with the reasons why the remaining pods are not served."""
         unmet: list[decisions.Unmet] = []
         waits = [*self._schedulable.waiting]
@@ -111,7 +104,7 @@ class _Decider:
             self._feasible,
             self.changes.why_not_now,
             is_full=self.changes.is_full,
-            on_hold=holding.nodes,
+            on_hold=self.holding.nodes,
         )
         # Pods with equal needs share their cause.
         why = functools.cache(causes.why)
@@ -127,7 +120,7 @@ class _Decider:
             unmet=tuple(unmet),
             waiting=tuple(waits),
             room_since=self._schedulable.room_since,
-            gpu_holds=holding.records,
+            gpu_holds=self.holding.records,
             ignored=self._schedulable.ignored,
         )
 
@@ -142,31 +135,20 @@ class _Decider:
         unplaced = self._schedulable.unplaced.get(rank, node_sets.EMPTY)
         return why(self._batch.group[rank], unplaced)
 
-    def gpu_holds(self) -> holds.GpuHolds:
-        """Return the GPUs to hold for pods that have waited without room."""
-        return holds.select(
-            self._index,
-            self._batch,
-            self._feasible,
-            self._eligible(),
-            before=self._history.gpu_holds,
-            now=self._now,
-        )
-
-    def make_room(self, holding: holds.GpuHolds) -> None:
+    def make_room(self) -> None:
         """Choose nodes one by one as long as a change serves a pod, then empty GPUs on hold."""
-        candidates = self._serve(self._eligible(), holding)
-        for position in dict.fromkeys(hold.position for hold in holding.holds):
+        candidates = self._serve(self._eligible())
+        for position in dict.fromkeys(hold.position for hold in self.holding.holds):
             change = self._feasible.trial(position)
             is_free = not self.changes.is_full and position in candidates
-            if is_free and change.drain(holding.early_gpus(position)):
+            if is_free and change.drain(self.holding.early_gpus(position)):
                 desired = self._states.with_change(position, change)
                 self.changes.request(position, desired, "on hold for a waiting pod")
 
-    def prepare(self, holding: holds.GpuHolds, max_changes: int) -> None:
+    def prepare(self, *, max_changes: int) -> None:
         """Choose nodes for the expected pods."""
         expected = [rank for rank in self._eligible() if rank >= self._batch.first_expected]
-        self._serve(expected, holding, max_changes=max_changes)
+        self._serve(expected, max_changes=max_changes)
 
     def _eligible(self) -> list[int]:
         return [
@@ -175,9 +157,7 @@ class _Decider:
             if not (self._batch.pods[rank].needs.unknown or rank in self._schedulable.backed_off)
         ]
 
-    def _serve(
-        self, ranks: list[int], holding: holds.GpuHolds, *, max_changes: int | None = None
-    ) -> node_sets.NodeSet:
+    def _serve(self, ranks: list[int], *, max_changes: int | None = None) -> node_sets.NodeSet:
         """Request changes that serve pods, at most so many; return the other candidates."""
         search = offers.Offers(self._index, self._batch, self._feasible)
         skipped = dict(self._schedulable.unplaced)
@@ -186,13 +166,13 @@ class _Decider:
         remaining = len(opted_in) if max_changes is None else max_changes
         first_expected = self._batch.first_expected
         while ranks and candidates and remaining and not self.changes.is_full:
-            best = search.best(candidates, ranks, skipped=skipped, holding=holding.holds)
+            best = search.best(candidates, ranks, skipped=skipped, holding=self.holding.holds)
             if best is None:
                 break
             position = best.position
             selected = node_sets.of([position])
             search.forget(best.pods)
-            best.change.drain(holding.early_gpus(position))
+            best.change.drain(self.holding.early_gpus(position))
             desired = self._states.with_change(position, best.change)
             pods = tuple(self._batch.pods[rank] for rank in best.pods if rank < first_expected)
             likely = tuple(
@@ -224,15 +204,13 @@ class _Decider:
                 present = self._states.present(position)
                 self.changes.request(position, present, why, is_withdrawal=True)
 
-    def merge_back(
-        self, base: Mapping[str, Mapping[str, model.DesiredGpu]], holding: holds.GpuHolds
-    ) -> None:
+    def merge_back(self, base: Mapping[str, Mapping[str, model.DesiredGpu]]) -> None:
         """Return idle instances to the base layout on nodes without demand for long."""
-        after_s, on_hold = self._limits.merge_back_after_s, holding.nodes
+        after_s, on_hold = self._situation.limits.merge_back_after_s, self.holding.nodes
         for position in self._index.opted_in if after_s else ():
             name = self._index.nodes[position].name
-            since = self._history.demand_at.get(name)
-            is_due = since and (self._now - since).total_seconds() >= after_s
+            since = self._situation.history.demand_at.get(name)
+            is_due = since and self._situation.age_s(since) >= after_s
             # A hold has just destroyed the idle instances of its GPUs.
             is_needed = position in on_hold or self._feasible.has_assumed(position)
             if not is_due or is_needed or not self.changes.can_change(position):

@@ -4,7 +4,7 @@ It repeats the scheduler's checks of one pod and one node: node selector, requir
 taints, cordon and all resources. So a pod that passes lacks only MIG devices. It omits checks
 that depend on other pods or on storage: pod affinity, topology spread, host ports, volumes,
 ResourceClaims. A pod that fails only these can get useless room on a node, once
-(``past_decisions.History``).
+(``situations.History``).
 
 The rules come from k8s.io/component-helpers/scheduling/corev1 (``nodeaffinity``,
 ``helpers.go``) and k8s.io/component-helpers/resource (``PodRequests``).

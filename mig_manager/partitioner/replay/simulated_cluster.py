@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from mig_manager.core import model, timing
 from mig_manager.core.partitioning import decider, demand
 from mig_manager.core.partitioning.batch import arrivals
-from mig_manager.core.partitioning.decision import decisions, past_decisions
+from mig_manager.core.partitioning.decision import decisions, situations
 from mig_manager.core.partitioning.nodes import (
     exclusions,
     node_index,
@@ -141,7 +141,7 @@ class _Run:
         )
         self._recheck_s = math.inf
         self._pause_s = cluster.times.recheck_s
-        self._history = past_decisions.History()
+        self._history = situations.History()
         self._cache = node_index.NodeCache()
         self._arrivals = arrivals.Arrivals()
         self._waits: dict[str, float | None] = {}
@@ -276,18 +276,15 @@ class _Run:
         now = self._time()
         nodes = [node.as_published() for node in self._nodes.values()]
         pending = [job.pod for job in self._pending.values()]
-        index = node_index.NodeIndex(nodes, self._cache)
-        likely = self._arrivals.expected_pods(self._now_s, limits.prepare_for_s, index)
-        decision = decider.decide(
-            index,
-            pending,
-            limits,
+        situation = situations.Situation(
+            index=node_index.NodeIndex(nodes, self._cache),
+            limits=limits,
             now=now,
             history=self._history,
-            base=self._cluster.base,
-            expected=likely,
         )
-        self._history = past_decisions.remember(self._history, nodes, pending, decision, now=now)
+        likely = self._arrivals.expected_pods(self._now_s, limits.prepare_for_s, situation.index)
+        decision = decider.decide(situation, pending, base=self._cluster.base, expected=likely)
+        self._history = situation.after(decision)
         for change in decision.changes:
             node = self._nodes[change.node]
             node.request(now=now)

@@ -14,7 +14,7 @@ from mig_manager.core.layout import config, selection
 from mig_manager.core.node.devices import resources
 from mig_manager.core.objects import well_known
 from mig_manager.core.partitioning import decider, demand
-from mig_manager.core.partitioning.decision import decisions, past_decisions, waiting
+from mig_manager.core.partitioning.decision import decisions, situations, waiting
 from mig_manager.core.partitioning.nodes import (
     claimed_nodes,
     node_index,
@@ -116,28 +116,49 @@ def pod(
     return built
 
 
-def decide(  # noqa: PLR0913 - what a decision depends on
+def situation(
+    nodes: Iterable[partitioned_nodes.PartitionedNode],
+    *,
+    now: dt.datetime = NOW,
+    history: situations.History | None = None,
+    **limits: Any,
+) -> situations.Situation:
+    """Return what a decision depends on; by default as many nodes as there are may change."""
+    return situations.Situation(
+        index=node_index.NodeIndex(nodes),
+        limits=decisions.PartitionerLimits(**{"max_unavailable": "100%", **limits}),
+        now=now,
+        history=history or situations.History(),
+    )
+
+
+def decide(
     nodes: Iterable[Mapping[str, Any]],
     pods: Iterable[Mapping[str, Any]],
     *,
-    now: dt.datetime = NOW,
-    history: past_decisions.History | None = None,
     base: Mapping[str, Mapping[str, model.DesiredGpu]] | None = None,
     claims: claimed_nodes.ClusterClaims | None = None,
     expected: Iterable[Mapping[str, Any]] = (),
-    **limits: Any,
+    **facts: Any,
 ) -> decisions.PartitioningDecision:
-    """Parse both and decide; by default as many nodes as there are may change."""
+    """Parse both and decide in a ``situation`` of these ``facts``."""
     parsed_nodes, pending = parse_cluster(nodes, pods, claims)
     return decider.decide(
-        node_index.NodeIndex(parsed_nodes),
+        situation(parsed_nodes, **facts),
         pending,
-        decisions.PartitionerLimits(**{"max_unavailable": "100%", **limits}),
-        now=now,
-        history=history or past_decisions.History(),
         base=base,
         expected=parse_cluster((), expected)[1],
     )
+
+
+def remember(
+    nodes: Iterable[Mapping[str, Any]],
+    pods: Iterable[Mapping[str, Any]],
+    decision: decisions.PartitioningDecision,
+    **facts: Any,
+) -> situations.History:
+    """Return the history after a decision."""
+    return situation(parse_cluster(nodes, pods)[0], **facts).after(decision)
 
 
 def parse_cluster(

@@ -13,7 +13,7 @@ from mig_manager.core.layout import config, layout_documents
 from mig_manager.core.objects import well_known
 from mig_manager.core.partitioning import demand
 from mig_manager.core.partitioning.batch import assumed_pods, batches, feasible_nodes
-from mig_manager.core.partitioning.decision import offers, past_decisions, waiting
+from mig_manager.core.partitioning.decision import offers, situations, waiting
 from mig_manager.core.partitioning.nodes import node_index
 from tests.rigs import api_objects
 from tests.rigs.cluster import partitions
@@ -64,11 +64,11 @@ def taints_of(*reasons: str) -> list[dict[str, str]]:
 
 SIX_ONES = [f"1g.5gb@{start}" for start in range(6)]
 TWO_ONES = {samples.profile("1g.5gb"): 2}
-CHANGED = past_decisions.History(changed_at={"a": NOW - dt.timedelta(seconds=59)})
-STUCK = [node("a", ["3g.20gb@0"])], [not_counted(preempting("a")), pod("q", "1g.5gb")]
-STUCK_SINCE = past_decisions.remember(
-    past_decisions.History(), *partitions.parse_cluster(*STUCK), decide(*STUCK), now=NOW
+CHANGED = situations.History(
+    requests={"a": situations.Request(at=NOW - dt.timedelta(seconds=59), content_hash="")}
 )
+STUCK = [node("a", ["3g.20gb@0"])], [not_counted(preempting("a")), pod("q", "1g.5gb")]
+STUCK_SINCE = partitions.remember(*STUCK, decide(*STUCK))
 LARGE = pod("large", "7g.40gb")
 LARGER = pod("large", "2x7g.40gb", age_s=700)
 IN_USE = "too much of its GPUs is in use"
@@ -567,8 +567,7 @@ def test_decision_names_changes_and_why_other_pods_wait(
 def test_no_second_node_is_prepared_while_one_is_being_changed_for_it() -> None:
     nodes = {name: node(name, SMALL) for name in "abc"}
     first = decide(nodes.values(), [], expected=[LARGE])
-    change, parsed_nodes = only(first), partitions.parse_cluster(nodes.values(), [])[0]
-    history = past_decisions.remember(past_decisions.History(), parsed_nodes, [], first, now=NOW)
+    change, history = only(first), partitions.remember(nodes.values(), [], first)
     # Its agent may not have noticed.
     assert decide(nodes.values(), [], expected=[LARGE], history=history).changes == ()
 

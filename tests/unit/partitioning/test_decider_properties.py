@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from mig_manager.core import model
 from mig_manager.core.node.devices import resources
 from mig_manager.core.partitioning import demand
-from mig_manager.core.partitioning.decision import decisions, past_decisions, waiting
+from mig_manager.core.partitioning.decision import decisions, waiting
 from tests.rigs.cluster import partitions
 from tests.rigs.node import samples
 from tests.unit.partitioning import drawn_clusters
@@ -112,12 +112,7 @@ def test_the_order_of_nodes_and_pods_does_not_matter(
 def test_a_decision_after_the_changes_makes_no_further_change(cluster: Cluster) -> None:
     cluster = dataclasses.replace(cluster, limits={**cluster.limits, "max_unavailable": "100%"})
     decision = decide(cluster)
-    history = past_decisions.remember(
-        past_decisions.History(),
-        *partitions.parse_cluster(cluster.nodes, cluster.pods),
-        decision,
-        now=partitions.NOW,
-    )
+    history = partitions.remember(cluster.nodes, cluster.pods, decision)
     gpus = dict(cluster.gpus)
     for change in decision.changes:
         gpus[change.node] = model.ObservedGpus(partitions.after(change, gpus[change.node])[0])

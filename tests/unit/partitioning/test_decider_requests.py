@@ -10,7 +10,7 @@ import pytest
 from mig_manager.core import model
 from mig_manager.core.layout import config, custom_layouts
 from mig_manager.core.objects import well_known
-from mig_manager.core.partitioning.decision import decisions, past_decisions, waiting
+from mig_manager.core.partitioning.decision import decisions, situations, waiting
 from mig_manager.core.records import inventory_codec, run_status
 from tests.rigs import api_objects
 from tests.rigs.cluster import partitions
@@ -20,7 +20,7 @@ from tests.rigs.node import samples
 Wait = waiting.WaitReason
 SOON = NOW + dt.timedelta(seconds=290)
 NOTHING = decisions.PartitioningDecision()
-NO_HISTORY = past_decisions.History()
+NO_HISTORY = situations.History()
 LATER = NOW + dt.timedelta(seconds=400)
 
 
@@ -53,12 +53,11 @@ def remember(
     nodes: Iterable[dict[str, Any]],
     pods: Iterable[dict[str, Any]],
     decision: decisions.PartitioningDecision = NOTHING,
-    history: past_decisions.History = NO_HISTORY,
+    history: situations.History = NO_HISTORY,
     *,
     now: dt.datetime = NOW,
-) -> past_decisions.History:
-    parsed = partitions.parse_cluster(nodes, pods)
-    return past_decisions.remember(history, *parsed, decision, now=now)
+) -> situations.History:
+    return partitions.remember(nodes, pods, decision, now=now, history=history)
 
 
 LARGE = pod("large", "7g.40gb")
@@ -104,7 +103,7 @@ BLOCKED = "large UNUSABLE: it waits for a (its agent failed the layout for it)"
         pytest.param(
             [node("a", ["3g.20gb@0"]), node("b", ["3g.20gb@0"]), node("c", ["7g.40gb@0"])],
             [pod("p", "3g.20gb")],
-            {"now": LATER, "history": past_decisions.History(room_since={"uid-p": {"a": NOW}})},
+            {"now": LATER, "history": situations.History(room_since={"uid-p": {"a": NOW}})},
             ["c: 1x 3g.20gb instead of 1x 7g.40gb for p"],
             id="a pod that did not use its room waits for no other idle device",
         ),
@@ -114,7 +113,7 @@ BLOCKED = "large UNUSABLE: it waits for a (its agent failed the layout for it)"
                 node("c", ["3g.20gb@0"], labels={well_known.PARTITIONING_LABEL: ""}),
             ],
             [pod("p", "3g.20gb")],
-            {"now": LATER, "history": past_decisions.History(room_since={"uid-p": {"a": NOW}})},
+            {"now": LATER, "history": situations.History(room_since={"uid-p": {"a": NOW}})},
             [f"p NOT_SCHEDULED: it waits for a, b, c ({UNUSED})"],
             id="an idle device is not in use for a pod that did not use its room",
         ),
@@ -227,7 +226,7 @@ def test_room_that_the_scheduler_does_not_use_is_not_kept_for_ever() -> None:
 def test_a_pod_that_never_uses_its_room_causes_ever_fewer_changes() -> None:
     nodes = {f"n{n}": node(f"n{n}", EMPTY) for n in range(20)}
     pods = [pod("phantom", "7g.40gb")]
-    history = past_decisions.History()
+    history = situations.History()
     changed_at: list[int] = []
     for minute in range(121):
         now = NOW + dt.timedelta(minutes=minute)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from mig_manager.core.objects import selectors
 from mig_manager.core.partitioning import decider, demand
 from mig_manager.core.partitioning.batch import assumed_pods, batches, feasible_nodes
-from mig_manager.core.partitioning.decision import decisions, offers, past_decisions
+from mig_manager.core.partitioning.decision import decisions, offers, situations
 from mig_manager.core.partitioning.nodes import exclusions, node_index, node_requests, node_sets
 from tests.rigs.cluster import partitions
 from tests.unit.partitioning import drawn_clusters
@@ -147,19 +147,11 @@ def test_a_decision_is_the_same_with_values_kept_from_the_last_one(
             kept[node.name] if number % 2 and node.name in kept else node
             for number, node in enumerate(partitions.parse_cluster(cluster.nodes, ())[0])
         ]
-        assert decider.decide(
-            node_index.NodeIndex(nodes, cache),
-            pending,
-            limits,
-            now=partitions.NOW,
-            history=past_decisions.History(),
-        ) == decider.decide(
-            node_index.NodeIndex(nodes),
-            pending,
-            limits,
-            now=partitions.NOW,
-            history=past_decisions.History(),
+        cached, fresh = (
+            situations.Situation(index=index, limits=limits, now=partitions.NOW)
+            for index in (node_index.NodeIndex(nodes, cache), node_index.NodeIndex(nodes))
         )
+        assert decider.decide(cached, pending) == decider.decide(fresh, pending)
 
 
 def test_amounts_find_the_nodes_with_less() -> None:

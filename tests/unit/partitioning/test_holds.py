@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from mig_manager.core.objects import well_known
-from mig_manager.core.partitioning.decision import decisions, past_decisions
+from mig_manager.core.partitioning.decision import decisions, situations
 from mig_manager.core.partitioning.nodes import partitioned_nodes
 from tests.rigs.cluster import partitions
 from tests.rigs.cluster.partitions import NOW, decide, node, pod
@@ -22,15 +22,13 @@ def remember(
     nodes: list[dict[str, Any]],
     pods: list[dict[str, Any]],
     now: dt.datetime = NOW,
-    history: past_decisions.History | None = None,
+    history: situations.History | None = None,
     **limits: Any,
-) -> tuple[decisions.PartitioningDecision, past_decisions.History]:
-    history = history or past_decisions.History()
+) -> tuple[decisions.PartitioningDecision, situations.History]:
     decision = decide(nodes, pods, now=now, history=history, **limits)
-    parsed = partitions.parse_cluster(nodes, pods)
     # Without the changes: each decision finds the node at rest.
     decision_at_rest = decisions.PartitioningDecision(gpu_holds=decision.gpu_holds)
-    return decision, past_decisions.remember(history, *parsed, decision_at_rest, now=now)
+    return decision, partitions.remember(nodes, pods, decision_at_rest, now=now, history=history)
 
 
 def gpus_on_hold(
@@ -84,7 +82,7 @@ def test_a_pod_gets_no_hold_for_as_long_as_it_had_one(
     at_minutes: dict[float, list[dict[str, Any]]],
 ) -> None:
     nodes, pods = [node("a", _ONE, _FULL)], [pod("large", "7g.40gb", age_s=700)]
-    history, have = past_decisions.History(), []
+    history, have = situations.History(), []
     for minutes in sorted({0, 29.5, 31, 59, 61, *at_minutes}):
         now = NOW + dt.timedelta(minutes=minutes)
         decision, history = remember(at_minutes.get(minutes, nodes), pods, now, history)
@@ -131,7 +129,7 @@ def test_no_device_for_likely_pods_is_created_on_a_gpu_on_hold(
     pods = [pod("urgent", "4g.20gb", spec={"priority": 1})]
     if is_on_hold:
         pods.append(pod("large", "7g.40gb", spec={"nodeSelector": {"zone": "b"}}))
-    history = past_decisions.History(changed_at={"c": NOW})
+    history = situations.History(requests={"c": situations.Request(at=NOW, content_hash="")})
 
     decision = decide(nodes, pods, history=history, expected=[pod("likely", "2g.10gb")] * 2)
 

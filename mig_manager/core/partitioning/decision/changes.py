@@ -9,8 +9,8 @@ from mig_manager.core import messages, model, steps
 from mig_manager.core.fleet import node_amounts
 from mig_manager.core.layout import custom_layouts
 from mig_manager.core.partitioning import demand
-from mig_manager.core.partitioning.decision import decisions, past_decisions, waiting
-from mig_manager.core.partitioning.nodes import node_index, node_sets, partitioned_nodes
+from mig_manager.core.partitioning.decision import decisions, situations, waiting
+from mig_manager.core.partitioning.nodes import node_sets, partitioned_nodes
 from mig_manager.core.planner import planner
 
 _MAX_CHANGES = 8
@@ -22,22 +22,14 @@ _MAX_RUN_S = 3600.0  # the deadlines of a run end well before
 class Changes:
     """The changes of one decision; a node has at most one."""
 
-    def __init__(
-        self,
-        index: node_index.NodeIndex,
-        limits: decisions.PartitionerLimits,
-        now: dt.datetime,
-        history: past_decisions.History,
-        nominated: node_sets.NodeSet,
-    ) -> None:
+    def __init__(self, situation: situations.Situation, nominated: node_sets.NodeSet) -> None:
         """Build it; on ``nominated`` nodes the scheduler preempts pods."""
-        self._limits = limits
-        self._now = now
-        self._history = history
+        self._situation = situation
         self._nominated = nominated
-        self._nodes = index.nodes
-        max_changes = node_amounts.scale(limits.max_unavailable, len(index.opted_in))
-        under_change = sum(is_under_change(self._nodes[i], now=now) for i in index.opted_in)
+        self._nodes = situation.index.nodes
+        opted_in, now = situation.index.opted_in, situation.now
+        max_changes = node_amounts.scale(situation.limits.max_unavailable, len(opted_in))
+        under_change = sum(is_under_change(self._nodes[i], now=now) for i in opted_in)
         self._budget = min(_MAX_CHANGES, max_changes - under_change)
         self._too_early: set[int] = set()
         self._requested: dict[int, decisions.NodeChange] = {}
@@ -74,7 +66,7 @@ class Changes:
             return waiting.Cause(changing, "it is being changed for other pods")
         if node.unusable:
             return waiting.Cause(changing if node.is_changing else unusable, node.unusable)
-        left_s = past_decisions.cooldown_left_s(node, self._limits, self._history, now=self._now)
+        left_s = self._situation.cooldown_left_s(node)
         if left_s:
             text = f"it rests after a change for {math.ceil(left_s)} s more"
             return waiting.Cause(changing, text)
@@ -143,12 +135,12 @@ class Changes:
 
         Two layouts that fail in turn must not keep a third from its pods.
         """
-        failed_at = self._history.failed.get(node.name, {}).get(content_hash)
+        failed_at = self._situation.history.failed.get(node.name, {}).get(content_hash)
         if content_hash == node.agent.failed_hash:
             failed_at = node.times.finished_at
             if failed_at is None or not node.agent.is_repeatable:
                 return True
-        return failed_at is not None and decisions.is_recent(failed_at, now=self._now)
+        return failed_at is not None and self._situation.is_recent(failed_at)
 
 
 def is_under_change(node: partitioned_nodes.PartitionedNode, *, now: dt.datetime) -> bool:

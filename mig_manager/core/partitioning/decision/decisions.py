@@ -7,17 +7,12 @@ from collections.abc import Mapping
 
 from mig_manager.core import model, steps
 from mig_manager.core.partitioning import demand
-from mig_manager.core.partitioning.decision import holds, waiting
+from mig_manager.core.partitioning.decision import waiting
 
 PREPARE_FOR_S = 60.0
 ROOM_TIMEOUT_S = 300.0
 """How long room is kept for a pod that the scheduler does not place, how long the pod then gets
 none on that node, and when to repeat a request that an agent failed."""
-
-
-def is_recent(since: dt.datetime, *, now: dt.datetime) -> bool:
-    """Return whether room since then is still kept, or a failure then is not repeated yet."""
-    return (now - since).total_seconds() <= ROOM_TIMEOUT_S
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +84,14 @@ class IgnoredRooms:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class HoldRecord:
+    """The GPUs on hold for a pod, between decisions."""
+
+    since: dt.datetime  # when its first hold began
+    gpus: frozenset[tuple[str, str]]  # node, UUID; empty: none is on hold now
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class PartitioningDecision:
     """The changes to request, and the pods that they do not serve."""
 
@@ -97,7 +100,7 @@ class PartitioningDecision:
     waiting: tuple[WaitingPod, ...] = ()
     room_since: Mapping[str, Mapping[str, dt.datetime]] = dataclasses.field(default_factory=dict)
     """For the next ``History``; without the room that the changes make."""
-    gpu_holds: Mapping[str, holds.HoldRecord] = dataclasses.field(default_factory=dict)
+    gpu_holds: Mapping[str, HoldRecord] = dataclasses.field(default_factory=dict)
     """By UID of a pending pod."""
     ignored: Mapping[str, IgnoredRooms] = dataclasses.field(default_factory=dict)
     """By UID of a pending pod."""

@@ -10,13 +10,13 @@ late, on the GPUs of one node, and destroys nothing.
 """
 
 import dataclasses
-import datetime as dt
 import functools
 import heapq
 from collections.abc import Container, Iterable, Iterator, Mapping
 
 from mig_manager.core.partitioning.batch import batches, feasible_nodes
-from mig_manager.core.partitioning.nodes import node_index, node_sets
+from mig_manager.core.partitioning.decision import decisions, situations
+from mig_manager.core.partitioning.nodes import node_sets
 from mig_manager.core.partitioning.search import fit_search
 
 _EARLY_S = 20.0
@@ -39,19 +39,11 @@ class Hold:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class HoldRecord:
-    """The GPUs on hold for a pod, between decisions."""
-
-    since: dt.datetime  # when its first hold began
-    gpus: frozenset[tuple[str, str]]  # node, UUID; empty: none is on hold now
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class GpuHolds:
     """The GPUs on hold in one decision, and what the next decision must know of them."""
 
     holds: tuple[Hold, ...]
-    records: Mapping[str, HoldRecord]
+    records: Mapping[str, decisions.HoldRecord]
     """By UID of a pod. It may have no hold now."""
 
     @property
@@ -66,28 +58,24 @@ class GpuHolds:
 
 
 def select(
-    index: node_index.NodeIndex,
+    situation: situations.Situation,
     batch: batches.Batch,
     feasible: feasible_nodes.FeasibleNodes,
     ranks: Iterable[int],
-    *,
-    before: Mapping[str, HoldRecord],
-    now: dt.datetime,
 ) -> GpuHolds:
     """Select the GPUs to hold for pods that have waited without room.
 
     Args:
-        index: The nodes.
+        situation: The nodes, the time, and the holds of the last decision.
         batch: The pods.
         feasible: Where pods are served, with a change or without.
         ranks: Of the pods that may get a hold, by priority and age.
-        before: The records of the last decision.
-        now: The present time.
     """
+    index = situation.index
     ready = node_sets.of(i for i in index.opted_in if not index.nodes[i].unusable)
     # Nodes under change cannot serve a pod now, but soon.
     changing = node_sets.of(i for i in index.opted_in if index.nodes[i].is_changing)
-    selection = _Selection(index, batch, ready | changing, before, now)
+    selection = _Selection(situation, batch, ready | changing)
     return selection.choose(selection.without_room(ranks, feasible, ready))
 
 
@@ -96,17 +84,14 @@ class _Selection:
 
     def __init__(
         self,
-        index: node_index.NodeIndex,
+        situation: situations.Situation,
         batch: batches.Batch,
         nodes: node_sets.NodeSet,
-        before: Mapping[str, HoldRecord],
-        now: dt.datetime,
     ) -> None:
-        self._index = index
+        self._situation = situation
+        self._index = situation.index
         self._batch = batch
         self._nodes = nodes
-        self._before = before
-        self._now = now
 
     @functools.cached_property
     def _states(self) -> Mapping[tuple[int, int], fit_search.GpuState]:
@@ -150,37 +135,36 @@ class _Selection:
             if not free_holds:
                 break
             uid, group = self._batch.pods[rank].uid, self._batch.group[rank]
-            since = records[uid].since if uid in records else self._now
+            since = records[uid].since if uid in records else self._situation.now
             is_due = self._waited_s(rank) >= _LATE_S and all(hold.is_early for hold in holds)
             is_in_vain = group in without_choice and not is_due
-            if self._age_s(since) > _TIMEOUT_S or is_in_vain:
+            if self._situation.age_s(since) > _TIMEOUT_S or is_in_vain:
                 continue
             added = self._for_pod(rank, holds, is_due=is_due)[:free_holds]
             if added:
                 holds += added
-                records[uid] = HoldRecord(since=since, gpus=self._uuids(added))
+                records[uid] = decisions.HoldRecord(since=since, gpus=self._uuids(added))
             else:
                 without_choice.add(group)
         return GpuHolds(holds=tuple(holds), records=records)
 
     def _waited_s(self, rank: int) -> float:
+        """Return how long a pod has been pending; 0 if that is unknown."""
         pod = self._batch.pods[rank]
-        return self._age_s(pod.pending_since or pod.created_at)
+        since = pod.pending_since or pod.created_at
+        return self._situation.age_s(since) if since else 0.0
 
-    def _age_s(self, since: dt.datetime | None) -> float:
-        """Return the time since then; 0 if it is unknown."""
-        return (self._now - since).total_seconds() if since else 0.0
-
-    def _earlier_records(self) -> dict[str, HoldRecord]:
+    def _earlier_records(self) -> dict[str, decisions.HoldRecord]:
         """Return the records of the last decision, without GPUs.
 
         A record stays while its pod has no hold: the times count from the first one. A pod whose
         hold took too long gets none for as long; then its record ends.
         """
+        before = self._situation.history.gpu_holds
         return {
-            uid: dataclasses.replace(record, gpus=frozenset())
-            for uid, record in self._before.items()
-            if self._age_s(record.since) <= 2 * _TIMEOUT_S
+            pod.uid: dataclasses.replace(before[pod.uid], gpus=frozenset())
+            for pod in self._batch.pods
+            if pod.uid in before and self._situation.age_s(before[pod.uid].since) <= 2 * _TIMEOUT_S
         }
 
     def _for_pod(self, rank: int, holds: Iterable[Hold], *, is_due: bool) -> list[Hold]:
@@ -188,7 +172,7 @@ class _Selection:
         on_hold = {(hold.position, each) for hold in holds for each in hold.indices}
         cost = sum(self._states[each].free_slices for each in on_hold)
         added: list[Hold] = []
-        record = self._before.get(self._batch.pods[rank].uid)
+        record = self._situation.history.gpu_holds.get(self._batch.pods[rank].uid)
         earlier_gpus = record.gpus if record else frozenset()
         choices = self._choices(self._batch.group[rank], earlier_gpus, on_hold)
         for _, _, position, indices in heapq.nsmallest(_MAX_CHOICES, choices):

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping
 
 from mig_manager.core.partitioning import demand
 from mig_manager.core.partitioning.batch import assumed_pods, batches
-from mig_manager.core.partitioning.decision import decisions, past_decisions, waiting
-from mig_manager.core.partitioning.nodes import node_index, node_sets
+from mig_manager.core.partitioning.decision import decisions, situations, waiting
+from mig_manager.core.partitioning.nodes import node_sets
 
 _MAX_IGNORED = 2
 """Rooms that a pod does not use before the partitioner waits longer and longer between them."""
@@ -45,20 +45,16 @@ class _Room:
     is_nominated: bool = False
 
 
-def find(
-    index: node_index.NodeIndex,
-    batch: batches.Batch,
-    *,
-    now: dt.datetime,
-    history: past_decisions.History,
-) -> SchedulablePods:
-    """Find the schedulable pods; ``history`` dates their rooms."""
-    finder = _Finder(index, now, history)
+def find(situation: situations.Situation, batch: batches.Batch) -> SchedulablePods:
+    """Find the schedulable pods; the history dates their rooms."""
+    index, history = situation.index, situation.history
+    finder = _Finder(situation)
     unused = {
         rank: since for rank, pod in enumerate(batch.pods) if (since := finder.unused_rooms(pod))
     }
     unplaced = {rank: node_sets.of(since) for rank, since in unused.items()}
-    ignored = dict(history.ignored)
+    uids = (pod.uid for pod in batch.pods)
+    ignored = {uid: history.ignored[uid] for uid in uids if uid in history.ignored}
     room_since: dict[str, dict[str, dt.datetime]] = {}
     for rank, since in unused.items():
         uid = batch.pods[rank].uid
@@ -87,7 +83,7 @@ def find(
         backed_off=frozenset(
             rank
             for rank, pod in enumerate(batch.pods)
-            if pod.uid in ignored and _is_backed_off(ignored[pod.uid], now)
+            if pod.uid in ignored and _is_backed_off(ignored[pod.uid], situation.now)
         ),
         unplaced=unplaced,
         assumed=assumed,
@@ -117,12 +113,10 @@ def _is_backed_off(rooms: decisions.IgnoredRooms, now: dt.datetime) -> bool:
 class _Finder:
     """Finds the room of a pod by what the last decisions remember."""
 
-    def __init__(
-        self, index: node_index.NodeIndex, now: dt.datetime, history: past_decisions.History
-    ) -> None:
-        self._index = index
-        self._now = now
-        self._history = history
+    def __init__(self, situation: situations.Situation) -> None:
+        self._situation = situation
+        self._index = situation.index
+        self._history = situation.history
 
     def nominated_nodes(self) -> node_sets.NodeSet:
         """Return the nodes on which the scheduler preempts pods for a pod outside the batch."""
@@ -131,7 +125,7 @@ class _Finder:
             position
             for position, node in enumerate(self._index.nodes)
             if node.pods.is_nominated
-            and decisions.is_recent(dates.get(node.name, self._now), now=self._now)
+            and self._situation.is_recent(dates.get(node.name, self._situation.now))
         )
 
     def unused_rooms(self, pod: demand.Pending) -> Mapping[int, dt.datetime]:
@@ -144,7 +138,7 @@ class _Finder:
             position: since
             for position, since in self._since(pod).items()
             if not self._index.nodes[position].is_changing
-            and timeout_s < (self._now - since).total_seconds() <= 2 * timeout_s
+            and timeout_s < self._situation.age_s(since) <= 2 * timeout_s
         }
 
     def room(
@@ -163,7 +157,7 @@ class _Finder:
         since = self._since(pod)
         for position, when in since.items():
             node = nodes[position]
-            if node.is_program_change and decisions.is_recent(when, now=self._now):
+            if node.is_program_change and self._situation.is_recent(when):
                 message = f"node {node.name} is being changed for it"
                 return _Room(position=position, message=message)
         for position in assumed.hosts(group, node_sets.of(since)):
@@ -179,8 +173,9 @@ class _Finder:
 
     def kept_since(self, pod: demand.Pending, name: str) -> dt.datetime:
         """Return since when a node's room is kept for a pod: from now on, or a known time."""
-        since = self._history.room_since.get(pod.uid, {}).get(name, self._now)
-        return since if decisions.is_recent(since, now=self._now) else self._now
+        now = self._situation.now
+        since = self._history.room_since.get(pod.uid, {}).get(name, now)
+        return since if self._situation.is_recent(since) else now
 
     def _since(self, pod: demand.Pending) -> Mapping[int, dt.datetime]:
         """Return since when nodes have room for a pod."""
