@@ -1,8 +1,9 @@
 """Runs that fail before they change a GPU or evict a pod, each with its reason."""
 
 import json
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -100,119 +101,125 @@ ALIKE = layout_table.render({"alike": [layout_table.rule_line("all", {"1g.10gb":
 DIFFERS = "MIG devices differ: 1g.5gb, 2g.10gb, 3g.20gb"
 PARTS = "the DRA driver would not start: it knows no part of a GPU instance: 1c.2g.10gb"
 
-CASES: dict[str, tuple[Make, dict[str, Any], Reason, tuple[str, ...]]] = {
-    "unknown layout": (nodes.busy_node, {"layout": "all-9g"}, Reason.UNKNOWN_CONFIG, ()),
-    "malformed file": (
-        nodes.busy_node,
-        {"layouts": "version: v1\nmig-configs: ["},
-        Reason.INVALID_CONFIG,
-        (),
+
+class RefusedRun(NamedTuple):
+    """A request that fails before anything is changed."""
+
+    make: Make
+    reason: Reason
+    texts: tuple[str, ...] = ()  # in its message
+    options: Mapping[str, str] = MappingProxyType({})  # the layout, and the file with layouts
+
+
+CASES = {
+    "unknown layout": RefusedRun(
+        make=nodes.busy_node, options={"layout": "all-9g"}, reason=Reason.UNKNOWN_CONFIG
     ),
-    "invalid layout": (
-        nodes.busy_node,
-        {"layout": "all-1g.5gb", "layouts": agents.LAYOUTS_TEXT.replace("7}", "seven}")},
-        Reason.INVALID_CONFIG,
-        (),
+    "malformed file": RefusedRun(
+        make=nodes.busy_node,
+        options={"layouts": "version: v1\nmig-configs: ["},
+        reason=Reason.INVALID_CONFIG,
     ),
-    "unknown profile": (
-        *(nodes.busy_node, {"layout": "no-such-profile"}),
-        *(Reason.UNKNOWN_PROFILE, ()),
+    "invalid layout": RefusedRun(
+        make=nodes.busy_node,
+        options={"layout": "all-1g.5gb", "layouts": agents.LAYOUTS_TEXT.replace("7}", "seven}")},
+        reason=Reason.INVALID_CONFIG,
     ),
-    "too much": (nodes.busy_node, {"layout": "too-much"}, Reason.DOES_NOT_FIT, ()),
-    "other GPUs": (nodes.busy_node, {"layout": "other-gpu"}, Reason.NO_GPU_MATCHES, ()),
-    "placements clash": (
-        lambda: nodes.node(layout="all-balanced"),
-        {"layout": "clash", "layouts": CLASH},
-        Reason.DOES_NOT_FIT,
-        ("test.yaml:21:5: the layout does not fit GPU 0",),
+    "unknown profile": RefusedRun(
+        make=nodes.busy_node, options={"layout": "no-such-profile"}, reason=Reason.UNKNOWN_PROFILE
     ),
-    "budget": (
-        with_fields(
+    "too much": RefusedRun(
+        make=nodes.busy_node, options={"layout": "too-much"}, reason=Reason.DOES_NOT_FIT
+    ),
+    "other GPUs": RefusedRun(
+        make=nodes.busy_node, options={"layout": "other-gpu"}, reason=Reason.NO_GPU_MATCHES
+    ),
+    "placements clash": RefusedRun(
+        make=lambda: nodes.node(layout="all-balanced"),
+        options={"layout": "clash", "layouts": CLASH},
+        reason=Reason.DOES_NOT_FIT,
+        texts=("test.yaml:21:5: the layout does not fit GPU 0",),
+    ),
+    "budget": RefusedRun(
+        make=with_fields(
             disruptions=cluster_parts.Disruptions(
                 refusals={"affected": "budget 'pdb-a' allows no disruption"}
             )
         ),
-        {"layout": "all-1g.5gb"},
-        Reason.DRAIN_TIMEOUT,
-        ("default/affected (budget 'pdb-a'", "default/spared (waits for the others)"),
+        options={"layout": "all-1g.5gb"},
+        reason=Reason.DRAIN_TIMEOUT,
+        texts=("default/affected (budget 'pdb-a'", "default/spared (waits for the others)"),
     ),
-    "drain policy none": (
-        with_fields(owner=parts.Owner(policy=policies.Policy(drain=policies.DrainPolicy.NONE))),
-        {},
-        Reason.DRAIN_TIMEOUT,
-        ("default/affected (--drain-policy none evicts no pod)",),
+    "drain policy none": RefusedRun(
+        make=with_fields(
+            owner=parts.Owner(policy=policies.Policy(drain=policies.DrainPolicy.NONE))
+        ),
+        reason=Reason.DRAIN_TIMEOUT,
+        texts=("default/affected (--drain-policy none evicts no pod)",),
     ),
-    "client table": (
-        with_fields(owner=parts.Owner(extra_clients="version: v1\nclients:\n- labels: {}\n")),
-        {},
-        Reason.INVALID_CONFIG,
-        ("test.yaml:3:11: labels must be",),
+    "client table": RefusedRun(
+        make=with_fields(owner=parts.Owner(extra_clients="version: v1\nclients:\n- labels: {}\n")),
+        reason=Reason.INVALID_CONFIG,
+        texts=("test.yaml:3:11: labels must be",),
     ),
-    "hooks file": (
-        with_fields(hooks=parts.Hooks("hooks: {apply: []}")),
-        {},
-        Reason.INVALID_CONFIG,
-        ("hooks.yaml:1:9",),
+    "hooks file": RefusedRun(
+        make=with_fields(hooks=parts.Hooks("hooks: {apply: []}")),
+        reason=Reason.INVALID_CONFIG,
+        texts=("hooks.yaml:1:9",),
     ),
-    "program of a hook": (
-        with_fields(hooks=parts.Hooks(nodes.HOOKS, missing={"config"})),
-        {},
-        Reason.HOOK_FAILED,
-        ("hooks.yaml:6:32: program config",),
+    "program of a hook": RefusedRun(
+        make=with_fields(hooks=parts.Hooks(nodes.HOOKS, missing={"config"})),
+        reason=Reason.HOOK_FAILED,
+        texts=("hooks.yaml:6:32: program config",),
     ),
-    "init system": (
-        with_unknown_services,
-        {},
-        Reason.HOST_SERVICE_FAILED,
-        ("no bus",),
+    "init system": RefusedRun(
+        make=with_unknown_services, reason=Reason.HOST_SERVICE_FAILED, texts=("no bus",)
     ),
-    "NVIDIA's manager": (
-        lambda: with_managers("first", "second", **NVIDIAS),
-        {},
-        Reason.FOREIGN_MANAGER,
-        ("default/first (NVIDIA's mig-manager), default/second (NVIDIA's mig-manager)",),
+    "NVIDIA's manager": RefusedRun(
+        make=lambda: with_managers("first", "second", **NVIDIAS),
+        reason=Reason.FOREIGN_MANAGER,
+        texts=("default/first (NVIDIA's mig-manager), default/second (NVIDIA's mig-manager)",),
     ),
-    "HAMi": (
-        lambda: with_managers("hami", **HAMI),
-        {},
-        Reason.FOREIGN_MANAGER,
-        ("default/hami (HAMi in MIG mode)",),
+    "HAMi": RefusedRun(
+        make=lambda: with_managers("hami", **HAMI),
+        reason=Reason.FOREIGN_MANAGER,
+        texts=("default/hami (HAMi in MIG mode)",),
     ),
-    "strategy of the node": (
-        with_strategy_single,
-        {"layout": "all-balanced"},
-        Reason.STRATEGY_MISMATCH,
-        ("MIG strategy single", DIFFERS),
+    "strategy of the node": RefusedRun(
+        make=with_strategy_single,
+        options={"layout": "all-balanced"},
+        reason=Reason.STRATEGY_MISMATCH,
+        texts=("MIG strategy single", DIFFERS),
     ),
-    "strategy of the plugin": (
-        lambda: with_strategy_single(by_label=False),
-        {"layout": "all-balanced"},
-        Reason.STRATEGY_MISMATCH,
-        ("MIG strategy single", DIFFERS),
+    "strategy of the plugin": RefusedRun(
+        make=lambda: with_strategy_single(by_label=False),
+        options={"layout": "all-balanced"},
+        reason=Reason.STRATEGY_MISMATCH,
+        texts=("MIG strategy single", DIFFERS),
     ),
-    "replicas by MPS": (
-        with_mps,
-        {"layout": "all-1g.5gb"},
-        Reason.STRATEGY_MISMATCH,
-        ("MPS cannot share MIG devices", discovery_labels.MPS_CAPABLE),
+    "replicas by MPS": RefusedRun(
+        make=with_mps,
+        options={"layout": "all-1g.5gb"},
+        reason=Reason.STRATEGY_MISMATCH,
+        texts=("MPS cannot share MIG devices", discovery_labels.MPS_CAPABLE),
     ),
-    "strategy of a plugin for two models": (
-        with_two_models,
-        {"layout": "alike", "layouts": ALIKE},
-        Reason.STRATEGY_MISMATCH,
-        ("1g.10gb has 9728 MiB and 14 SMs on GPU 0, 9984 MiB and 16 SMs on GPU 1",),
+    "strategy of a plugin for two models": RefusedRun(
+        make=with_two_models,
+        options={"layout": "alike", "layouts": ALIKE},
+        reason=Reason.STRATEGY_MISMATCH,
+        texts=("1g.10gb has 9728 MiB and 14 SMs on GPU 0, 9984 MiB and 16 SMs on GPU 1",),
     ),
-    "parts beside the DRA driver": (
-        nodes.dra_node,
-        {"layout": "parts", "layouts": KEEP_ONE},
-        Reason.STRATEGY_MISMATCH,
-        (PARTS,),
+    "parts beside the DRA driver": RefusedRun(
+        make=nodes.dra_node,
+        options={"layout": "parts", "layouts": KEEP_ONE},
+        reason=Reason.STRATEGY_MISMATCH,
+        texts=(PARTS,),
     ),
-    "parts before the DRA driver": (
-        lambda: without_driver(without_pods(nodes.dra_node())),
-        {"layout": "parts", "layouts": KEEP_ONE},
-        Reason.STRATEGY_MISMATCH,
-        (PARTS,),
+    "parts before the DRA driver": RefusedRun(
+        make=lambda: without_driver(without_pods(nodes.dra_node())),
+        options={"layout": "parts", "layouts": KEEP_ONE},
+        reason=Reason.STRATEGY_MISMATCH,
+        texts=(PARTS,),
     ),
 }
 
@@ -226,16 +233,13 @@ FOUND_BY_ASKING = (
 """Known only after planning, from pods and host."""
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_refused_run_changes_nothing(case: str) -> None:
-    make, options, reason, texts = CASES[case]
-    rig = make()
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_refused_run_changes_nothing(case: RefusedRun) -> None:
+    rig, reason = case.make(), case.reason
     gpus, labels, pods = rig.gpus, dict(rig.node_object.labels), dict(rig.pods)
 
-    layout = options.get("layout", "one-slice-changed")
-    outcome = ends.run_to(
-        rig, layout, reason, *texts, layouts=options.get("layouts", agents.LAYOUTS_TEXT)
-    )
+    options = {"layout": "one-slice-changed", **case.options}
+    outcome = ends.run_to(rig, options.pop("layout"), reason, *case.texts, **options)
 
     assert outcome.should_retry is reason.is_transient
     # That a drain fails is known only after the node is tainted.

@@ -1,7 +1,9 @@
 """What a rollout does next, decision by decision."""
 
 import dataclasses
-from typing import Any
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -210,343 +212,346 @@ def listing_node(fleet_node: fleet_nodes.FleetNode, content_hash: str) -> fleet_
 
 REPLACED = requested_node("a", mark=marks.Mark(layout="earlier", before=FORMER))
 NOT_READY = node("b", is_ready=False)
-Step = tuple[float, list[fleet_nodes.FleetNode], str]
+
+
+class Step(NamedTuple):
+    """A moment of a rollout: its nodes then, and what is decided about them."""
+
+    now_s: float
+    nodes: list[fleet_nodes.FleetNode]
+    expected: str
+
+
+class Course(NamedTuple):
+    """A rollout, step by step."""
+
+    steps: list[Step]
+    options: Mapping[str, Any] = MappingProxyType({})
+
+
 AWAITED = "rolling; a pending; unavailable a"
-COURSES: dict[str, tuple[dict[str, Any], list[Step]]] = {
-    "all nodes have the layout": (
-        {},
-        [
-            (
+COURSES = {
+    "all nodes have the layout": Course(
+        steps=[
+            Step(
                 0,
                 [requested_node("a"), done_node("b")],
                 "rolling; a pending, b success; unavailable a",
             ),
-            (1, [done_node("a"), done_node("b")], "done; a success, b success"),
+            Step(1, [done_node("a"), done_node("b")], "done; a success, b success"),
+        ]
+    ),
+    "a requested node counts before its label shows it": Course(
+        options={"is_carried_out": True},
+        steps=[
+            Step(0, [node("a"), node("b")], "rolling; a to-do, b to-do; start a"),
+            Step(1, [node("a"), node("b")], "rolling; a pending, b to-do; unavailable a"),
         ],
     ),
-    "a requested node counts before its label shows it": (
-        {"is_carried_out": True},
-        [
-            (0, [node("a"), node("b")], "rolling; a to-do, b to-do; start a"),
-            (1, [node("a"), node("b")], "rolling; a pending, b to-do; unavailable a"),
-        ],
+    "a rollout whose nodes are all removed fails": Course(
+        steps=[
+            Step(0, [busy_node("a"), node("b")], "rolling; a pending, b to-do; unavailable a"),
+            Step(1, [], "failed; "),
+        ]
     ),
-    "a rollout whose nodes are all removed fails": (
-        {},
-        [
-            (0, [busy_node("a"), node("b")], "rolling; a pending, b to-do; unavailable a"),
-            (1, [], "failed; "),
-        ],
+    "a node that is removed no longer counts": Course(
+        steps=[
+            Step(0, [done_node("a"), node("b")], "rolling; a success, b to-do; start b"),
+            Step(1, [done_node("a")], "done; a success"),
+        ]
     ),
-    "a node that is removed no longer counts": (
-        {},
-        [
-            (0, [done_node("a"), node("b")], "rolling; a success, b to-do; start b"),
-            (1, [done_node("a")], "done; a success"),
-        ],
+    "a node that is not ready is skipped": Course(
+        options={"most": "5"},
+        steps=[Step(0, [node("a", is_ready=False)], "failed; a skipped; unavailable a")],
     ),
-    "a node that is not ready is skipped": (
-        {"most": "5"},
-        [(0, [node("a", is_ready=False)], "failed; a skipped; unavailable a")],
-    ),
-    "a node with another manager is skipped": (
-        {},
-        [
-            (
+    "a node with another manager is skipped": Course(
+        steps=[
+            Step(
                 0,
                 [node("a", status=None, applied=""), node("b")],
                 "rolling; a skipped, b to-do; start b",
-            ),
-        ],
+            )
+        ]
     ),
-    "a failure pauses the others once nodes in progress have ended": (
-        {"most": "2", "pauses": True},
-        [
-            (
+    "a failure pauses the others once nodes in progress have ended": Course(
+        options={"most": "2", "pauses": True},
+        steps=[
+            Step(
                 0,
                 [busy_node("a"), busy_node("b"), node("c")],
                 "rolling; a pending, b pending, c to-do; unavailable a b",
             ),
-            (
+            Step(
                 1,
                 [failed_node("a"), busy_node("b"), node("c")],
                 "pausing; a failed, b pending, c to-do; unavailable b; a: in use",
             ),
-            (
+            Step(
                 2,
                 [failed_node("a"), done_node("b"), node("c")],
                 "paused; a failed, b success, c to-do; a: in use",
             ),
         ],
     ),
-    "a pause stays while the agent retries": (
-        {"pauses": True},
-        [
-            (0, [busy_node("a"), node("b")], "rolling; a pending, b to-do; unavailable a"),
-            (1, [RETRIED, node("b")], "paused; a failed, b to-do; unavailable a; a: in use"),
-            (
+    "a pause stays while the agent retries": Course(
+        options={"pauses": True},
+        steps=[
+            Step(0, [busy_node("a"), node("b")], "rolling; a pending, b to-do; unavailable a"),
+            Step(1, [RETRIED, node("b")], "paused; a failed, b to-do; unavailable a; a: in use"),
+            Step(
                 2,
                 [busy_node("a"), node("b")],
                 "paused; a pending, b to-do; unavailable a; a: in use",
             ),
         ],
     ),
-    "an agent that stopped during its run is awaited": (
-        {"pauses": True},
-        [
-            (0, [busy_node("a"), node("b")], "rolling; a pending, b to-do; unavailable a"),
-            (50, [STOPPED, done_node("b")], "rolling; a pending, b success; unavailable a"),
-            (
+    "an agent that stopped during its run is awaited": Course(
+        options={"pauses": True},
+        steps=[
+            Step(0, [busy_node("a"), node("b")], "rolling; a pending, b to-do; unavailable a"),
+            Step(50, [STOPPED, done_node("b")], "rolling; a pending, b success; unavailable a"),
+            Step(
                 101,
                 [STOPPED, done_node("b")],
-                (
-                    "failed; a timed-out, b success; unavailable a; "
-                    "a: not applied 100 s after the start"
-                ),
+                "failed; a timed-out, b success; unavailable a; "
+                "a: not applied 100 s after the start",
             ),
         ],
     ),
-    "earlier failures pause nothing": (
-        {"pauses": True},
-        [(0, [failed_node("a"), node("b")], "rolling; a failed, b to-do; start b; a: in use")],
-    ),
-    "an earlier failure that a retry repeats pauses the others": (
-        {"pauses": True},
-        [
-            (0, [RETRIED, node("b")], "rolling; a failed, b to-do; unavailable a; a: in use"),
-            (1, [RETRIED, node("b")], "rolling; a failed, b to-do; unavailable a; a: in use"),
-            (2, [RETRIED_TWICE, node("b")], "paused; a failed, b to-do; unavailable a; a: in use"),
+    "earlier failures pause nothing": Course(
+        options={"pauses": True},
+        steps=[
+            Step(
+                0, [failed_node("a"), node("b")], "rolling; a failed, b to-do; start b; a: in use"
+            )
         ],
     ),
-    "a failure of the last node ends the rollout": (
-        {"pauses": True},
-        [
-            (0, [done_node("a"), busy_node("b")], "rolling; a success, b pending; unavailable b"),
-            (1, [done_node("a"), failed_node("b")], "failed; a success, b failed; b: in use"),
+    "an earlier failure that a retry repeats pauses the others": Course(
+        options={"pauses": True},
+        steps=[
+            Step(0, [RETRIED, node("b")], "rolling; a failed, b to-do; unavailable a; a: in use"),
+            Step(1, [RETRIED, node("b")], "rolling; a failed, b to-do; unavailable a; a: in use"),
+            Step(
+                2,
+                [RETRIED_TWICE, node("b")],
+                "paused; a failed, b to-do; unavailable a; a: in use",
+            ),
         ],
     ),
-    "a retrying node is awaited until its time-out": (
-        {},
-        [
-            (0, [busy_node("a")], "rolling; a pending; unavailable a"),
-            (1, [RETRIED, node("b")], "rolling; a failed, b to-do; unavailable a; a: in use"),
-            (101, [RETRIED], "failed; a failed; unavailable a; a: in use"),
+    "a failure of the last node ends the rollout": Course(
+        options={"pauses": True},
+        steps=[
+            Step(
+                0, [done_node("a"), busy_node("b")], "rolling; a success, b pending; unavailable b"
+            ),
+            Step(1, [done_node("a"), failed_node("b")], "failed; a success, b failed; b: in use"),
         ],
     ),
-    "a request without response is withdrawn and makes room": (
-        {"is_carried_out": True},
-        [
-            (0, [requested_node("a"), node("b")], "rolling; a pending, b to-do; unavailable a"),
-            (9, [requested_node("a"), node("b")], "rolling; a pending, b to-do; unavailable a"),
-            (
+    "a retrying node is awaited until its time-out": Course(
+        steps=[
+            Step(0, [busy_node("a")], "rolling; a pending; unavailable a"),
+            Step(1, [RETRIED, node("b")], "rolling; a failed, b to-do; unavailable a; a: in use"),
+            Step(101, [RETRIED], "failed; a failed; unavailable a; a: in use"),
+        ]
+    ),
+    "a request without response is withdrawn and makes room": Course(
+        options={"is_carried_out": True},
+        steps=[
+            Step(
+                0, [requested_node("a"), node("b")], "rolling; a pending, b to-do; unavailable a"
+            ),
+            Step(
+                9, [requested_node("a"), node("b")], "rolling; a pending, b to-do; unavailable a"
+            ),
+            Step(
                 10,
                 [requested_node("a"), node("b")],
-                (
-                    "rolling; a no-response, b to-do; withdraw a; unavailable a; "
-                    "a: no agent has responded for 10 s; is it running?"
-                ),
+                "rolling; a no-response, b to-do; withdraw a; unavailable a; "
+                "a: no agent has responded for 10 s; is it running?",
             ),
-            (
+            Step(
                 11,
                 [node("a"), node("b")],
-                (
-                    "rolling; a no-response, b to-do; start b; "
-                    "a: no agent responded; the previous request is restored"
-                ),
+                "rolling; a no-response, b to-do; start b; "
+                "a: no agent responded; the previous request is restored",
             ),
         ],
     ),
-    "a label without a rollout's mark is not withdrawn": (
-        {},
-        [
-            (0, [requested_node("a", mark=None)], "rolling; a pending; unavailable a"),
-            (
+    "a label without a rollout's mark is not withdrawn": Course(
+        steps=[
+            Step(0, [requested_node("a", mark=None)], "rolling; a pending; unavailable a"),
+            Step(
                 10,
                 [requested_node("a", mark=None)],
                 "failed; a no-response; a: no agent has responded for 10 s; is it running?",
             ),
-        ],
+        ]
     ),
-    "a label that replaced one of an earlier rollout is not withdrawn": (
-        {},
-        [
-            (0, [REPLACED], "rolling; a pending; unavailable a"),
-            (
+    "a label that replaced one of an earlier rollout is not withdrawn": Course(
+        steps=[
+            Step(0, [REPLACED], "rolling; a pending; unavailable a"),
+            Step(
                 10,
                 [REPLACED],
                 "failed; a no-response; a: no agent has responded for 10 s; is it running?",
             ),
+        ]
+    ),
+    "a dead agent with an old request is not unavailable for ever": Course(
+        steps=[
+            Step(0, [node("b"), DEAD], "rolling; b to-do, z to-do; unavailable z"),
+            Step(10, [node("b"), DEAD], "rolling; b to-do, z to-do; start b"),
+        ]
+    ),
+    "another request restarts the silence of an agent": Course(
+        steps=[
+            Step(0, [node("b"), DEAD], "rolling; b to-do, z to-do; unavailable z"),
+            Step(9, [node("b"), OTHER], "rolling; b to-do, z to-do; unavailable z"),
+            Step(18, [node("b"), OTHER], "rolling; b to-do, z to-do; unavailable z"),
+            Step(19, [node("b"), OTHER], "rolling; b to-do, z to-do; start b"),
+        ]
+    ),
+    "a node starts after another rollout's change": Course(
+        steps=[
+            Step(0, [draining_node("a"), node("b")], "rolling; a to-do, b to-do; unavailable a"),
+            Step(99, [draining_node("a"), node("b")], "rolling; a to-do, b to-do; unavailable a"),
+            Step(100, [node("a"), node("b")], "rolling; a to-do, b to-do; start a"),
+        ]
+    ),
+    "a change of another rollout that does not end stalls": Course(
+        steps=[
+            Step(50, [draining_node("a"), node("b")], "rolling; a to-do, b to-do; unavailable a"),
+            Step(150, [draining_node("a"), node("b")], "rolling; a to-do, b to-do; unavailable a"),
+            Step(160, [draining_node("a"), node("b")], "stalled; a to-do, b to-do; unavailable a"),
+        ]
+    ),
+    "a node registered again starts again": Course(
+        options={"pauses": True},
+        steps=[
+            Step(0, [busy_node("a"), node("b")], "rolling; a pending, b to-do; unavailable a"),
+            Step(1, [recreated_node("a"), node("b")], "rolling; a to-do, b to-do; start a"),
         ],
     ),
-    "a dead agent with an old request is not unavailable for ever": (
-        {},
-        [
-            (0, [node("b"), DEAD], "rolling; b to-do, z to-do; unavailable z"),
-            (10, [node("b"), DEAD], "rolling; b to-do, z to-do; start b"),
-        ],
-    ),
-    "another request restarts the silence of an agent": (
-        {},
-        [
-            (0, [node("b"), DEAD], "rolling; b to-do, z to-do; unavailable z"),
-            (9, [node("b"), OTHER], "rolling; b to-do, z to-do; unavailable z"),
-            (18, [node("b"), OTHER], "rolling; b to-do, z to-do; unavailable z"),
-            (19, [node("b"), OTHER], "rolling; b to-do, z to-do; start b"),
-        ],
-    ),
-    "a node starts after another rollout's change": (
-        {},
-        [
-            (0, [draining_node("a"), node("b")], "rolling; a to-do, b to-do; unavailable a"),
-            (99, [draining_node("a"), node("b")], "rolling; a to-do, b to-do; unavailable a"),
-            (100, [node("a"), node("b")], "rolling; a to-do, b to-do; start a"),
-        ],
-    ),
-    "a change of another rollout that does not end stalls": (
-        {},
-        [
-            (50, [draining_node("a"), node("b")], "rolling; a to-do, b to-do; unavailable a"),
-            (150, [draining_node("a"), node("b")], "rolling; a to-do, b to-do; unavailable a"),
-            (160, [draining_node("a"), node("b")], "stalled; a to-do, b to-do; unavailable a"),
-        ],
-    ),
-    "a node registered again starts again": (
-        {"pauses": True},
-        [
-            (0, [busy_node("a"), node("b")], "rolling; a pending, b to-do; unavailable a"),
-            (1, [recreated_node("a"), node("b")], "rolling; a to-do, b to-do; start a"),
-        ],
-    ),
-    "a failure pauses the others also once its node is registered again": (
-        {"most": "2", "pauses": True},
-        [
-            (
+    "a failure pauses the others also once its node is registered again": Course(
+        options={"most": "2", "pauses": True},
+        steps=[
+            Step(
                 0,
                 [busy_node("a"), busy_node("b"), node("c")],
                 "rolling; a pending, b pending, c to-do; unavailable a b",
             ),
-            (
+            Step(
                 1,
                 [failed_node("a"), busy_node("b"), node("c")],
                 "pausing; a failed, b pending, c to-do; unavailable b; a: in use",
             ),
-            (
+            Step(
                 2,
                 [recreated_node("a"), busy_node("b"), node("c")],
                 "pausing; a to-do, b pending, c to-do; unavailable b",
             ),
-            (
+            Step(
                 3,
                 [recreated_node("a"), done_node("b"), node("c")],
                 "paused; a to-do, b success, c to-do",
             ),
         ],
     ),
-    "a node times out, but not while it waits for a slot": (
-        {},
-        [
-            (0, [WAITING, node("b")], "rolling; a pending, b to-do; unavailable a"),
-            (500, [WAITING, node("b")], "rolling; a pending, b to-do; unavailable a"),
-            (599, [busy_node("a"), node("b")], "rolling; a pending, b to-do; unavailable a"),
-            (
+    "a node times out, but not while it waits for a slot": Course(
+        steps=[
+            Step(0, [WAITING, node("b")], "rolling; a pending, b to-do; unavailable a"),
+            Step(500, [WAITING, node("b")], "rolling; a pending, b to-do; unavailable a"),
+            Step(599, [busy_node("a"), node("b")], "rolling; a pending, b to-do; unavailable a"),
+            Step(
                 600,
                 [busy_node("a"), node("b")],
-                (
-                    "rolling; a timed-out, b to-do; unavailable a; "
-                    "a: not applied 100 s after the start"
-                ),
+                "rolling; a timed-out, b to-do; unavailable a; "
+                "a: not applied 100 s after the start",
             ),
-        ],
+        ]
     ),
-    "a rollout that can neither start nor await a node stalls": (
-        {},
-        [
-            (0, [node("a"), NOT_READY], "rolling; a to-do, b skipped; unavailable b"),
-            (9, [node("a"), NOT_READY], "rolling; a to-do, b skipped; unavailable b"),
-            (10, [node("a"), NOT_READY], "stalled; a to-do, b skipped; unavailable b"),
-        ],
+    "a rollout that can neither start nor await a node stalls": Course(
+        steps=[
+            Step(0, [node("a"), NOT_READY], "rolling; a to-do, b skipped; unavailable b"),
+            Step(9, [node("a"), NOT_READY], "rolling; a to-do, b skipped; unavailable b"),
+            Step(10, [node("a"), NOT_READY], "stalled; a to-do, b skipped; unavailable b"),
+        ]
     ),
-    "a superseded node is left alone and a deleted one forgotten": (
-        {},
-        [
-            (0, [busy_node("a")], "rolling; a pending; unavailable a"),
-            (
+    "a superseded node is left alone and a deleted one forgotten": Course(
+        steps=[
+            Step(0, [busy_node("a")], "rolling; a pending; unavailable a"),
+            Step(
                 1,
                 [node("a", requested="third")],
                 "failed; a superseded; unavailable a; a: layout third was requested meanwhile",
             ),
-            (
+            Step(
                 1.5,
                 [node("a", requested=None)],
                 "failed; a superseded; a: the label was removed meanwhile",
             ),
-            (2, [done_node("b")], "done; b success"),
+            Step(2, [done_node("b")], "done; b success"),
+        ]
+    ),
+    "a node whose agent is about to have the content is awaited": Course(
+        options={"document": DOCUMENT},
+        steps=[
+            Step(0, [listing_node(done_node(status=EDITED), "old")], AWAITED),
+            Step(1, [listing_node(done_node(status=EDITED), HASH)], AWAITED),
+            Step(2, [listing_node(busy_node(), HASH)], "rolling; a pending; unavailable a"),
+            Step(3, [listing_node(done_node(), HASH)], "done; a success"),
         ],
     ),
-    "a node whose agent is about to have the content is awaited": (
-        {"document": DOCUMENT},
-        [
-            (0, [listing_node(done_node(status=EDITED), "old")], AWAITED),
-            (1, [listing_node(done_node(status=EDITED), HASH)], AWAITED),
-            (2, [listing_node(busy_node(), HASH)], "rolling; a pending; unavailable a"),
-            (3, [listing_node(done_node(), HASH)], "done; a success"),
-        ],
-    ),
-    "a node whose agent no longer has the content is superseded": (
-        {"document": DOCUMENT},
-        [
-            (0, [listing_node(busy_node(), HASH)], "rolling; a pending; unavailable a"),
-            (
+    "a node whose agent no longer has the content is superseded": Course(
+        options={"document": DOCUMENT},
+        steps=[
+            Step(0, [listing_node(busy_node(), HASH)], "rolling; a pending; unavailable a"),
+            Step(
                 1,
                 [listing_node(busy_node(), "edited"), listing_node(node("b"), "edited")],
-                (
-                    "rolling; a superseded, b to-do; unavailable a; "
-                    "a: the layout's content was edited meanwhile"
-                ),
+                "rolling; a superseded, b to-do; unavailable a; "
+                "a: the layout's content was edited meanwhile",
             ),
-            (
+            Step(
                 11,
                 [
                     listing_node(done_node(status=EDITED), "edited"),
                     listing_node(node("b"), "edited"),
                 ],
-                ("stalled; a superseded, b to-do; a: the layout's content was edited meanwhile"),
+                "stalled; a superseded, b to-do; a: the layout's content was edited meanwhile",
             ),
         ],
     ),
-    "the agent of a superseded node has the whole time for its response": (
-        {"is_carried_out": True},
-        [
-            (
+    "the agent of a superseded node has the whole time for its response": Course(
+        options={"is_carried_out": True},
+        steps=[
+            Step(
                 0,
                 [node("a", requested="second"), node("b")],
                 "rolling; a to-do, b to-do; unavailable a",
             ),
-            (1, [busy_node("a"), node("b")], "rolling; a pending, b to-do; unavailable a"),
-            (
+            Step(1, [busy_node("a"), node("b")], "rolling; a pending, b to-do; unavailable a"),
+            Step(
                 11,
                 [node("a", requested="third"), node("b")],
-                (
-                    "rolling; a superseded, b to-do; unavailable a; "
-                    "a: layout third was requested meanwhile"
-                ),
+                "rolling; a superseded, b to-do; unavailable a; "
+                "a: layout third was requested meanwhile",
             ),
         ],
     ),
 }
 
 
-@pytest.mark.parametrize(("options", "steps"), COURSES.values(), ids=COURSES)
-def test_a_rollout_takes_its_course_step_by_step(
-    options: dict[str, Any], steps: list[Step]
-) -> None:
+@pytest.mark.parametrize("course", COURSES.values(), ids=COURSES)
+def test_a_rollout_takes_its_course_step_by_step(course: Course) -> None:
+    options = course.options
     is_carried_out = options.get("is_carried_out", False)
     rolled = rolling(
         options.get("most", "1"),
         pauses=options.get("pauses", False),
         document=options.get("document", listed_layouts.NO_FILE),
     )
-    for now_s, nodes, expected in steps:
+    for now_s, nodes, expected in course.steps:
         decision = rolled.decide(nodes, now_s)
         assert shown(decision) == expected, now_s
         for name in decision.start if is_carried_out else ():

@@ -1,6 +1,9 @@
 """Which nodes count against the budget of nodes under change."""
 
 import datetime as dt
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -59,42 +62,59 @@ RETRIED = node(
     ),
 )
 PODS = [pod(f"p{number}", "7g.40gb", age_s=90 - number) for number in range(3)]
-DECISIONS: dict[str, tuple[list[api_objects.Object], api_objects.Object, list[str]]] = {
-    "as many nodes as the budget allows": (
-        EVERY,
-        {"pods": PODS, "max_unavailable": "67%"},
-        [A, B.replace("p0", "p1"), f"p2 LIMITED: it waits for c ({FULL}); a, b ({OTHERS})"],
+
+
+class Decision(NamedTuple):
+    """Some nodes, and what is decided about them with one pod and a budget of one node."""
+
+    nodes: list[api_objects.Object]
+    expected: list[str]
+    options: Mapping[str, Any] = MappingProxyType({})  # what differs from that
+
+
+DECISIONS = {
+    "as many nodes as the budget allows": Decision(
+        nodes=EVERY,
+        options={"pods": PODS, "max_unavailable": "67%"},
+        expected=[
+            A,
+            B.replace("p0", "p1"),
+            f"p2 LIMITED: it waits for c ({FULL}); a, b ({OTHERS})",
+        ],
     ),
-    "nodes for expected pods are in the budget": (
-        EVERY,
-        {"pods": [], "expected": PODS},
-        [A.replace("p0", "expected pods")],
+    "nodes for expected pods are in the budget": Decision(
+        nodes=EVERY,
+        options={"pods": [], "expected": PODS},
+        expected=[A.replace("p0", "expected pods")],
     ),
-    "a node under change is in the budget": ([working(), OTHER], {}, [limited_line(WORKS)]),
-    "a run may take an hour": ([working(age_s=3500), OTHER], {}, [limited_line(WORKS)]),
-    "an agent that died in a run is not in the budget": ([working(age_s=4000), OTHER], {}, [B]),
-    "the agent was just asked": (
-        [SILENT, OTHER],
-        {},
-        [limited_line("has not reported on layout x")],
+    "a node under change is in the budget": Decision(
+        nodes=[working(), OTHER], expected=[limited_line(WORKS)]
     ),
-    "an agent that is silent for long is not in the budget": ([SILENT, OTHER], LATER, [B]),
-    "a node whose agent will retry is not changed": (
-        [RETRIED],
-        {},
-        ["p0 UNUSABLE: it waits for a (its agent retries layout x)"],
+    "a run may take an hour": Decision(
+        nodes=[working(age_s=3500), OTHER], expected=[limited_line(WORKS)]
     ),
-    "a node whose agent will retry is not in the budget": ([RETRIED, OTHER], {}, [B]),
+    "an agent that died in a run is not in the budget": Decision(
+        nodes=[working(age_s=4000), OTHER], expected=[B]
+    ),
+    "the agent was just asked": Decision(
+        nodes=[SILENT, OTHER], expected=[limited_line("has not reported on layout x")]
+    ),
+    "an agent that is silent for long is not in the budget": Decision(
+        nodes=[SILENT, OTHER], options=LATER, expected=[B]
+    ),
+    "a node whose agent will retry is not changed": Decision(
+        nodes=[RETRIED], expected=["p0 UNUSABLE: it waits for a (its agent retries layout x)"]
+    ),
+    "a node whose agent will retry is not in the budget": Decision(
+        nodes=[RETRIED, OTHER], expected=[B]
+    ),
 }
-"""Nodes, what differs from one pod and a budget of one node, and the decision."""
 
 
-@pytest.mark.parametrize(("nodes", "options", "expected"), DECISIONS.values(), ids=DECISIONS)
-def test_nodes_under_change_count_against_the_budget(
-    nodes: list[api_objects.Object], options: api_objects.Object, expected: list[str]
-) -> None:
+@pytest.mark.parametrize("case", DECISIONS.values(), ids=DECISIONS)
+def test_nodes_under_change_count_against_the_budget(case: Decision) -> None:
     usual: api_objects.Object = {"pods": PODS[:1], "max_unavailable": "1"}
-    assert lines(decide(nodes, **usual | options)) == expected
+    assert lines(decide(case.nodes, **{**usual, **case.options})) == case.expected
 
 
 @pytest.mark.parametrize(
