@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import mig_manager
 from mig_manager.cli import registry
-from mig_manager.cli.toolkit import help_pages, program
+from mig_manager.cli.toolkit import command_line, help_pages
 from mig_manager.core.settings import options
 from mig_manager.kubectl import plugin_registry
 
@@ -38,7 +38,7 @@ def man_pages() -> Mapping[str, str]:
     }
 
 
-def _title(of: program.CommandLine, command: str) -> str:
+def _title(of: command_line.Program, command: str) -> str:
     return "-".join(filter(None, (*of.name.split(), command)))
 
 
@@ -53,9 +53,11 @@ def _meaning(option: options.Option) -> str:
     return f"{option.help}{default}"
 
 
-def _options_of(command: str, of: program.CommandLine = registry.PROGRAM) -> list[options.Option]:
+def _options_of(command: str, of: command_line.Program = registry.PROGRAM) -> list[options.Option]:
     """Return the options with a flag that a page about a command lists."""
-    return [each for each in of.flag_options_of(command) if not (command and each is program.HELP)]
+    return [
+        each for each in of.flag_options_of(command) if not (command and each is command_line.HELP)
+    ]
 
 
 def _by_group(listed: Iterable[options.Option]) -> Mapping[str, list[options.Option]]:
@@ -148,7 +150,7 @@ def _group_tables(groups: Mapping[str, list[options.Option]]) -> Iterator[str]:
         yield _option_table(members)
 
 
-def _examples(text: program.Text) -> str:
+def _examples(text: command_line.Text) -> str:
     lines = (f"# {each.meaning}\n{each.line}" for each in text.examples)
     return "```sh\n" + "\n\n".join(lines) + "\n```"
 
@@ -182,7 +184,7 @@ def _cell(text: str) -> str:
 # -- man(7) --------------------------------------------------------------------------------------
 
 
-def _man(of: program.CommandLine, command: str) -> str:
+def _man(of: command_line.Program, command: str) -> str:
     text, title = of.text(command), _title(of, command)
     blocks = [
         f'.\\" {_MADE_BY}',
@@ -208,7 +210,7 @@ def _man(of: program.CommandLine, command: str) -> str:
     return "\n".join(blocks) + "\n"
 
 
-def _man_options(of: program.CommandLine, command: str) -> Iterator[str]:
+def _man_options(of: command_line.Program, command: str) -> Iterator[str]:
     operands, groups = of.operands_of(command), _by_group(_options_of(command, of))
     if operands:
         yield ".SH ARGUMENTS"
@@ -227,7 +229,7 @@ def _man_options(of: program.CommandLine, command: str) -> Iterator[str]:
             yield f".TP\n.BR {_title(of, name)} (1)\n{_roff(of.text(name).summary)}"
 
 
-def _man_example(example: program.Example) -> str:
+def _man_example(example: command_line.Example) -> str:
     return f"{_roff(example.meaning)}\n.PP\n.RS 4\n.nf\n{_roff(example.line)}\n.fi\n.RE"
 
 

@@ -9,7 +9,7 @@ from docs.generator import blocks, facts, phases, results, schemas
 from mig_manager import reasons
 from mig_manager.cli import registry
 from mig_manager.cli.doctor import examination
-from mig_manager.cli.toolkit import help_pages, program
+from mig_manager.cli.toolkit import command_line, help_pages
 from mig_manager.core.records import run_status
 from mig_manager.core.settings import options
 from mig_manager.kubectl import plugin_registry
@@ -29,7 +29,7 @@ def settings_tables(_body: str, *, command: str = "agent") -> str:
     """Return the settings of a command, a table for each heading of its help."""
     groups: dict[str, list[options.Option]] = {}
     for option in registry.PROGRAM.options_of(command):
-        if option is not program.HELP and not option.is_operand:
+        if option is not command_line.HELP and not option.is_operand:
             group = option.group if option.flags else "variables without an option"
             groups.setdefault(group, []).append(option)
     sections = []

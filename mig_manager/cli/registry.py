@@ -1,7 +1,7 @@
-"""The commands of ``mig-manager``, a row for every command; ``program`` says what a row is."""
+"""The commands of ``mig-manager``; ``command_line.Command`` says what a row is."""
 
 from mig_manager.cli import go_spellings
-from mig_manager.cli.toolkit import program
+from mig_manager.cli.toolkit import command_line
 from mig_manager.core.settings import node_settings
 
 _ENVIRONMENT = (
@@ -19,75 +19,75 @@ _OTHER_STATUSES = (
     "NVIDIA's does."
 )
 _ROWS = (
-    program.Command("status", "Show the GPUs and their MIG instances.", "status"),
-    program.Command("plan", "Show what 'apply' would change, and change nothing.", "plan"),
-    program.Command("apply", "Apply a layout.", "apply"),
-    program.Command("boot", "Restore the last verified layout after a reboot.", "boot"),
-    program.Command(
+    command_line.Command("status", "Show the GPUs and their MIG instances.", "status"),
+    command_line.Command("plan", "Show what 'apply' would change, and change nothing.", "plan"),
+    command_line.Command("apply", "Apply a layout.", "apply"),
+    command_line.Command("boot", "Restore the last verified layout after a reboot.", "boot"),
+    command_line.Command(
         "assert", "Check whether a layout is active, and report it as the exit status.", "check"
     ),
-    program.Command("export", "Write the GPUs' state as a layout file.", "export"),
-    program.Command(
+    command_line.Command("export", "Write the GPUs' state as a layout file.", "export"),
+    command_line.Command(
         "generate-config",
         "Write a layout file with the layouts that GPUs support.",
         "generate_config",
     ),
-    program.Command(
+    command_line.Command(
         "checkpoint", "Write the GPUs' instances to a file, for 'restore'.", "checkpoint"
     ),
-    program.Command("restore", "Restore the instances of a checkpoint.", "restore"),
-    program.Command(
+    command_line.Command("restore", "Restore the instances of a checkpoint.", "restore"),
+    command_line.Command(
         "validate", "Check that layouts fit GPUs, here or by product name.", "validate"
     ),
-    program.Command("doctor", "Check this node and say what to fix.", "doctor"),
-    program.Command(
+    command_line.Command("doctor", "Check this node and say what to fix.", "doctor"),
+    command_line.Command(
         "acceptance", "Check GPUs before you trust mig-manager with them.", "acceptance"
     ),
-    program.Command(
+    command_line.Command(
         "support-bundle",
         "Write an archive about this node, to attach to a report.",
         "support_bundle",
     ),
-    program.Command("agent", "Serve this Kubernetes node.", "agent", notes_variables=False),
-    program.Command(
+    command_line.Command("agent", "Serve this Kubernetes node.", "agent", notes_variables=False),
+    command_line.Command(
         "rollout",
         "Apply a layout to many nodes, a few at a time, or undo it.",
         "rollout",
         operands="LAYOUT|undo",
     ),
-    program.Command(
+    command_line.Command(
         "partitioner",
         "Repartition nodes for the MIG devices that pending pods request.",
         "partitioner",
     ),
-    program.Command(
+    command_line.Command(
         "demo", "Show a reconfiguration from label to success on a simulated node.", "demo"
     ),
-    program.Command(
+    command_line.Command(
         "schema",
         "Print the JSON Schema of an answer, of an annotation, or of layout files.",
         "schema",
         notes_variables=False,
     ),
-    program.Command(
+    command_line.Command(
         "completion",
         "Write a script that completes command lines in a shell.",
         "completion",
         notes_variables=False,
     ),
-    program.Command(
+    command_line.Command(
         "help",
         "Show the help of the program or of a command.\n\n"
         "$ mig-manager help apply\nAs 'mig-manager apply --help'.",
         notes_variables=False,
     ),
-    program.Command(
+    command_line.Command(
         "version",
         "Print the version.\n\n$ mig-manager version\nAlso: mig-manager --version.",
         notes_variables=False,
     ),
 )
-PROGRAM = program.CommandLine(
+PROGRAM = command_line.Program(
     name="mig-manager",
     title="mig-manager",
     rows=_ROWS,
@@ -97,7 +97,7 @@ PROGRAM = program.CommandLine(
         word: f"; run 'kubectl mig {word}'"
         for word in ("layouts", "capacity", "top", "history", "autoscaler-tags", "device-classes")
     },
-    leading=(program.VERSION, node_settings.DEBUG),
+    leading=(command_line.VERSION, node_settings.DEBUG),
     statuses={
         "0": "success",
         "1": "failed",

@@ -1,33 +1,35 @@
-"""The commands of ``kubectl mig``, a row for every command; ``program`` says what a row is."""
+"""The commands of ``kubectl mig``; ``command_line.Command`` says what a row is."""
 
-from mig_manager.cli.toolkit import program
+from mig_manager.cli.toolkit import command_line
 from mig_manager.kubectl import plugin_settings
 
 _ROWS = (
-    program.Command("status", "Show the layouts and slices of nodes.", "status"),
-    program.Command("top", "Watch nodes, GPUs and pods, and request layouts by keys.", "top"),
-    program.Command(
+    command_line.Command("status", "Show the layouts and slices of nodes.", "status"),
+    command_line.Command("top", "Watch nodes, GPUs and pods, and request layouts by keys.", "top"),
+    command_line.Command(
         "plan", "Show what a layout would change on nodes, and change nothing.", "plan"
     ),
-    program.Command("apply", "Request a layout for one node.", "apply"),
-    program.Command(
+    command_line.Command("apply", "Request a layout for one node.", "apply"),
+    command_line.Command(
         "capacity", "Show which instances are idle, and what could be created instead.", "capacity"
     ),
-    program.Command("validate", "Check layouts against the GPUs that the nodes have.", "validate"),
-    program.Command("layouts", "Show the layouts available on a node.", "node_layouts"),
-    program.Command("history", "Show what happened to a node's layout lately.", "history"),
-    program.Command(
+    command_line.Command(
+        "validate", "Check layouts against the GPUs that the nodes have.", "validate"
+    ),
+    command_line.Command("layouts", "Show the layouts available on a node.", "node_layouts"),
+    command_line.Command("history", "Show what happened to a node's layout lately.", "history"),
+    command_line.Command(
         "autoscaler-tags", "Print the tags of a node group that scales from zero.", "autoscaler"
     ),
-    program.Command(
+    command_line.Command(
         "device-classes",
         "Show the DeviceClasses that serve the MIG resources of nodes with the DRA driver.",
         "device_classes",
     ),
-    program.Command("help", "Show the help of the plugin or of a command."),
-    program.Command("version", "Print the version."),
+    command_line.Command("help", "Show the help of the plugin or of a command."),
+    command_line.Command("version", "Print the version."),
 )
-PROGRAM = program.CommandLine(
+PROGRAM = command_line.Program(
     name="kubectl mig",
     title="kubectl-mig",
     rows=_ROWS,

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from mig_manager.cli.toolkit import command_settings, program
+from mig_manager.cli.toolkit import command_line, command_settings
 from mig_manager.core.objects import selectors
 from mig_manager.core.settings import node_settings, options
 
@@ -101,7 +101,7 @@ class NodeCommandSettings(PluginSettings):
     )
 
 
-def kubectl_options(parsed: program.Parsed) -> tuple[str, ...]:
+def kubectl_options(parsed: command_line.Parsed) -> tuple[str, ...]:
     """Return kubectl's own options in its syntax."""
     arguments: list[str] = []
     for option in KUBECTL_OPTIONS:

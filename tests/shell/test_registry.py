@@ -9,7 +9,7 @@ import pytest
 
 from mig_manager.cli import go_spellings
 from mig_manager.cli import registry as cli
-from mig_manager.cli.toolkit import console, program
+from mig_manager.cli.toolkit import command_line, console
 from mig_manager.core.settings import options
 from mig_manager.kubectl import plugin_registry
 
@@ -23,7 +23,7 @@ ROWS = [
 
 @pytest.mark.parametrize(("of", "row"), ROWS)
 def test_a_row_names_a_module_with_settings_and_their_runner(
-    of: program.CommandLine, row: program.Command
+    of: command_line.Program, row: command_line.Command
 ) -> None:
     module = of.module(row.name)
     settings = module.Settings
@@ -46,7 +46,7 @@ def test_a_row_names_a_module_with_settings_and_their_runner(
     ],
 )
 def test_rows_name_all_commands_of_their_programs_layer(
-    of: program.CommandLine, folder: str
+    of: command_line.Program, folder: str
 ) -> None:
     path = importlib.import_module(folder).__path__
     modules = {

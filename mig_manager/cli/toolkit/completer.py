@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from mig_manager.catalogue import hardware
-from mig_manager.cli.toolkit import program
+from mig_manager.cli.toolkit import command_line
 from mig_manager.core.settings import options
 
 _SAFE_WORD = re.compile(r"[A-Za-z0-9._-]+")
@@ -35,11 +35,11 @@ Values = Callable[[options.Option, Line], Iterable[str]]
 """Returns the values of an option or operand that only a file or a cluster knows."""
 
 
-def answer(command_line: program.CommandLine, words: Sequence[str], values: Values) -> str:
+def answer(program: command_line.Program, words: Sequence[str], values: Values) -> str:
     """Return the answer to a shell."""
     *before, word = words or ("",)
     # Bash splits --config-file=FILE into three words.
-    line = _line(command_line, [each for each in before if each != "="])
+    line = _line(program, [each for each in before if each != "="])
     word = "" if word == "=" else word
     lead = ""
     option = line.option
@@ -47,7 +47,7 @@ def answer(command_line: program.CommandLine, words: Sequence[str], values: Valu
         flag, _, word = word.partition("=")
         option, lead = line.by_flag.get(flag), f"{flag}="
     elif option is None and line.command and not word.startswith("-"):
-        option = _operand(command_line, line)
+        option = _operand(program, line)
     directive = _NOTHING
     candidates: Iterable[tuple[str, str]] = ()
     if option is not None:
@@ -57,14 +57,14 @@ def answer(command_line: program.CommandLine, words: Sequence[str], values: Valu
         flags = line.by_flag.items()
         candidates = ((flag, each.help) for flag, each in flags if flag.startswith(word))
     elif not line.command:
-        rows = (row for row in command_line.rows if row.name.startswith(word))
+        rows = (row for row in program.rows if row.name.startswith(word))
         candidates = ((row.name, row.purpose) for row in rows)
     lines = [f"{lead}{name}\t{meaning}".rstrip("\t") for name, meaning in candidates]
     return "\n".join([*lines, f":{directive}"])
 
 
-def _line(command_line: program.CommandLine, before: Sequence[str]) -> Line:
-    by_flag = {flag: each for each in command_line.flag_options_of() for flag in each.flags}
+def _line(program: command_line.Program, before: Sequence[str]) -> Line:
+    by_flag = {flag: each for each in program.flag_options_of() for flag in each.flags}
     command = ""
     operands = []
     values = dict[str, object]()
@@ -82,18 +82,16 @@ def _line(command_line: program.CommandLine, before: Sequence[str]) -> Line:
                 option = declared
         elif command:
             operands.append(word)
-        elif word in command_line.commands:
+        elif word in program.commands:
             command = word
-            by_flag = {
-                flag: each for each in command_line.flag_options_of(word) for flag in each.flags
-            }
+            by_flag = {flag: each for each in program.flag_options_of(word) for flag in each.flags}
     return Line(
         command=command, operands=tuple(operands), values=values, option=option, by_flag=by_flag
     )
 
 
-def _operand(command_line: program.CommandLine, line: Line) -> options.Option | None:
-    declared = command_line.operands_of(line.command)
+def _operand(program: command_line.Program, line: Line) -> options.Option | None:
+    declared = program.operands_of(line.command)
     last = declared[-1:] if declared and declared[-1].is_repeatable else ()
     return next(iter((*declared[len(line.operands) :], *last)), None)
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from mig_manager import errors
-from mig_manager.cli.toolkit import console, help_pages, program
+from mig_manager.cli.toolkit import command_line, console, help_pages
 from mig_manager.core import messages
 from mig_manager.core.settings import options
 
@@ -18,35 +18,33 @@ _MISSING = "the following arguments are required: "
 EMPTY = "the value is empty; leave it out for the default"
 
 
-def run(command_line: program.CommandLine, argv: Sequence[str], terminal: console.Console) -> int:
+def run(program: command_line.Program, argv: Sequence[str], terminal: console.Console) -> int:
     """Run a command line, without the program's name; return its exit status.
 
     Raises:
         MigManagerError: The command line is invalid, or the command failed.
     """
-    parsed = terminal.parse_command_line(lambda: parse(command_line, argv))
+    parsed = terminal.parse_command_line(lambda: parse(program, argv))
     if parsed is None:
         return console.DONE
     if parsed["command"] is None:
-        return show_help(command_line, "", terminal)
-    command = command_line.command(str(parsed["command"]))
-    if command_line.environment and command.notes_variables:
-        for name, closest in command_line.unknown_variables(
-            terminal.environ, command.name
-        ).items():
+        return show_help(program, "", terminal)
+    command = program.command(str(parsed["command"]))
+    if program.environment and command.notes_variables:
+        for name, closest in program.unknown_variables(terminal.environ, command.name).items():
             hint = f"; did you mean {closest}?" if closest else ""
             terminal.note(f"warning: {name} is ignored: no option has this variable{hint}")
-    if command.name == program.HELP.name:
-        return show_help(command_line, str(parsed["topic"] or ""), terminal)
-    if command.name == program.VERSION.name:
-        terminal.say(command_line.version)
+    if command.name == command_line.HELP.name:
+        return show_help(program, str(parsed["topic"] or ""), terminal)
+    if command.name == command_line.VERSION.name:
+        terminal.say(program.version)
         return console.DONE
-    settings = command_line.settings(parsed, terminal.environ)
-    status: int = command_line.module(command.name).run(settings, terminal)
+    settings = program.settings(parsed, terminal.environ)
+    status: int = program.module(command.name).run(settings, terminal)
     return status
 
 
-def parse(command_line: program.CommandLine, argv: Sequence[str]) -> dict[str, object]:
+def parse(program: command_line.Program, argv: Sequence[str]) -> dict[str, object]:
     """Parse a command line, without the program's name.
 
     Returns:
@@ -59,17 +57,17 @@ def parse(command_line: program.CommandLine, argv: Sequence[str]) -> dict[str, o
         SystemExit: Help or version was requested and printed.
     """
     anywhere: dict[str, object] = {}
-    if command_line.anywhere:
-        values, argv = Parser(command_line, "", command_line.anywhere).parse_known_args(argv)
+    if program.anywhere:
+        values, argv = Parser(program, "", program.anywhere).parse_known_args(argv)
         anywhere = vars(values)
     leading, words = split(argv)
     word = "".join(words[:1])
-    name = command_line.aliases.get(word, word)
-    _refuse_early(command_line, leading)
+    name = program.aliases.get(word, word)
+    _refuse_early(program, leading)
     if words:
-        command_line.command(name)
-    before = _parse_words(command_line, "", leading)
-    after = _parse_words(command_line, name, words[1:]) if name else {}
+        program.command(name)
+    before = _parse_words(program, "", leading)
+    after = _parse_words(program, name, words[1:]) if name else {}
     present = {key: value for key, value in after.items() if value is not None}
     return {**after, **before, **present, **anywhere, "command": name or None}
 
@@ -80,33 +78,31 @@ def split(argv: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
     return argv[:at], argv[at:]
 
 
-def _refuse_early(command_line: program.CommandLine, before: Sequence[str]) -> None:
+def _refuse_early(program: command_line.Program, before: Sequence[str]) -> None:
     """Raise UsageError for an option of a command that stands before the command."""
-    leading = {flag for each in command_line.options_of() for flag in each.flags}
+    leading = {flag for each in program.options_of() for flag in each.flags}
     for flag in (word.partition("=")[0] for word in before):
-        if hint := _elsewhere(command_line, flag):
+        if hint := _elsewhere(program, flag):
             raise errors.UsageError(f"unknown option {flag}{hint}")
         if flag not in leading and any(
-            flag in each.flags
-            for row in command_line.rows
-            for each in command_line.options_of(row.name)
+            flag in each.flags for row in program.rows for each in program.options_of(row.name)
         ):
             raise errors.UsageError(
-                f"{flag} belongs after the command: {command_line.name} COMMAND {flag}"
+                f"{flag} belongs after the command: {program.name} COMMAND {flag}"
             )
 
 
-def _elsewhere(command_line: program.CommandLine, flag: str) -> str:
+def _elsewhere(program: command_line.Program, flag: str) -> str:
     """Return the hint for an option of another program; a letter may have its value behind it."""
-    return command_line.elsewhere.get(flag) or command_line.elsewhere.get(flag[:2], "")
+    return program.elsewhere.get(flag) or program.elsewhere.get(flag[:2], "")
 
 
 def _parse_words(
-    command_line: program.CommandLine, command: str, argv: Sequence[str]
+    program: command_line.Program, command: str, argv: Sequence[str]
 ) -> dict[str, object]:
-    words, values = command_line.respell(command, argv) if command_line.respell else (argv, {})
+    words, values = program.respell(command, argv) if program.respell else (argv, {})
     # Options may stand between operands.
-    return vars(build(command_line, command).parse_intermixed_args(words)) | values
+    return vars(build(program, command).parse_intermixed_args(words)) | values
 
 
 def is_surplus_operand(error: errors.MigManagerError) -> bool:
@@ -119,18 +115,18 @@ class Parser(argparse.ArgumentParser):
     """Raises instead of printing and exiting, so that all errors look the same."""
 
     def __init__(
-        self, command_line: program.CommandLine, command: str, declared: Sequence[options.Option]
+        self, program: command_line.Program, command: str, declared: Sequence[options.Option]
     ) -> None:
         super().__init__(
-            prog=f"{command_line.name} {command}".strip(),
+            prog=f"{program.name} {command}".strip(),
             usage=argparse.SUPPRESS,  # argparse would build one for every command line
             formatter_class=_Formatter,
             allow_abbrev=False,
             add_help=False,
         )
-        self._program = command_line
+        self._program = program
         self._command = command
-        if command_line.refuses_empty:
+        if program.refuses_empty:
             # The default type, which all options and operands use.
             self.register("type", None, _not_empty)
         groups: dict[str, Any] = {options.OPTIONS: self}
@@ -138,8 +134,8 @@ class Parser(argparse.ArgumentParser):
             if each.is_operand or each.flags:
                 if each.group not in groups:
                     groups[each.group] = self.add_argument_group(each.group)
-                is_hidden = bool(command) and each in command_line.anywhere
-                _add(groups[each.group], each, command_line.version, is_hidden=is_hidden)
+                is_hidden = bool(command) and each in program.anywhere
+                _add(groups[each.group], each, program.version, is_hidden=is_hidden)
 
     def error(self, message: str) -> NoReturn:
         """Raise UsageError with argparse's message."""
@@ -171,17 +167,17 @@ class _Formatter(argparse.RawDescriptionHelpFormatter):
         return textwrap.wrap(" ".join(text.split()), width, break_on_hyphens=False)
 
 
-def show_help(command_line: program.CommandLine, command: str, terminal: console.Console) -> int:
+def show_help(program: command_line.Program, command: str, terminal: console.Console) -> int:
     """Show the help of a command, or of the program; UnknownCommandError if it is unknown."""
     if command:
-        command_line.command(command)
-    terminal.say(build(command_line, command).format_help())
+        program.command(command)
+    terminal.say(build(program, command).format_help())
     return console.DONE
 
 
-def build(command_line: program.CommandLine, command: str = "") -> Parser:
+def build(program: command_line.Program, command: str = "") -> Parser:
     """Return the parser of a command, or of the words before the command."""
-    return Parser(command_line, command, command_line.options_of(command))
+    return Parser(program, command, program.options_of(command))
 
 
 def _not_empty(text: str) -> str:
@@ -202,9 +198,9 @@ def _add(group: Any, option: options.Option, version: str, *, is_hidden: bool) -
         )
         return
     details: dict[str, object] = {"metavar": option.metavar}
-    if option is program.HELP:
+    if option is command_line.HELP:
         details = {"action": "help"}
-    elif option is program.VERSION:
+    elif option is command_line.VERSION:
         details = {"action": "version", "version": version}
     elif option.is_repeatable:
         details |= {"action": "append"}

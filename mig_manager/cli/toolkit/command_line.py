@@ -110,7 +110,7 @@ class Command(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class CommandLine:
+class Program:
     """A program, with its registry."""
 
     name: str  # as people type it
