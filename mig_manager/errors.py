@@ -190,7 +190,7 @@ class MissingGpusError(MigManagerError):
         self.gpus = gpus  # their names
 
 
-class StalePlanError(HardwareError):
+class OutdatedPlanError(HardwareError):
     """Instances that a plan creates exist already; no step was run."""
 
     def __init__(self, message: str) -> None:

@@ -27,7 +27,7 @@ class AttemptMemory:
     """Where evicted pods return, over the attempts of one drain: as long as the journal's
     ``is_draining``."""
     restarted: frozenset[str] = frozenset()
-    """Names of the advertisers with outdated devices that were restarted, over the attempts at one
+    """Names of the advertisers with stale devices that were restarted, over the attempts at one
     request. Each is restarted once."""
     checked_ids: frozenset[str] | None = None
     """The GPUs' devices, once advertisers of other devices were restarted; None: to be done. It
@@ -47,7 +47,7 @@ class AttemptMemory:
         self.checked_ids = ids
 
     def add_restarted(self, names: Iterable[str]) -> None:
-        """Remember advertisers that were restarted because of outdated devices."""
+        """Remember advertisers that were restarted because of stale devices."""
         self.restarted |= frozenset(names)
 
     def begin_drain(self) -> None:

@@ -53,7 +53,7 @@ class LocalRecorder:
                     raise _not_written(error.message) from error
             else:
                 return
-        # An outdated snapshot is worse than outdated device files.
+        # An outdated snapshot is worse than stale device files.
         try:
             self.deps.journal.clear()
         except errors.ConfigError as error:
@@ -67,7 +67,7 @@ class LocalRecorder:
             self.deps.notify(error.message)
 
     def refresh_files(self) -> None:
-        """Refresh outdated device files; HostError (DEVICE_FILES_FAILED) if that fails."""
+        """Refresh stale device files; HostError (DEVICE_FILES_FAILED) if that fails."""
         if self.journal.gpus.has_stale_files:
             local.new_transaction(self.deps, self).refresh()
 

@@ -10,7 +10,8 @@ from mig_manager.core import model, ports, steps, timing
 
 _log = structlog.get_logger()
 
-REFUSALS = (errors.GpuInUseError, errors.StalePlanError)  # raised before the first step of a plan
+REFUSALS = (errors.GpuInUseError, errors.OutdatedPlanError)
+"""Errors that are raised before the first step of a plan."""
 
 RequireUnused = Callable[[Collection[str], model.ObservedGpus], object]
 """Raises ``GpuInUseError`` if pods have, or may have, one of the devices with these ids."""
@@ -47,7 +48,7 @@ class PlanExecutor:
 
         Raises:
             GpuInUseError: Processes or pods use devices to be destroyed; nothing was touched.
-            StalePlanError: An instance that the plan creates exists; nothing was touched.
+            OutdatedPlanError: An instance that the plan creates exists; nothing was touched.
             HardwareError: A step failed; RESET_REQUIRED: a mode stays pending.
             HostError: A reset was refused.
         """

@@ -95,7 +95,7 @@ class Transaction:
 
         Raises:
             GpuInUseError: Processes or pods use devices to be destroyed; nothing was touched.
-            StalePlanError: An instance that the plan creates exists; nothing was touched.
+            OutdatedPlanError: An instance that the plan creates exists; nothing was touched.
             HardwareError: A step failed, or the layout is not active although all succeeded
                 (VERIFY_FAILED). The message says how the rollback went. A mode that needs a reset
                 (RESET_REQUIRED) stays pending.
@@ -265,7 +265,7 @@ class Transaction:
         return (*(gpu for gpu in self.kept_snapshots if gpu.uuid not in uuids), *before)
 
     def _keep(self, snapshot: model.Snapshots, *, is_stale: bool = False) -> None:
-        """Record the snapshot for a later rollback, and whether device files became outdated."""
+        """Record the snapshot for a later rollback, and whether device files became stale."""
         gpus = self.recorder.journal.gpus
         has_stale_files = is_stale or gpus.has_stale_files
         self.recorder.set_journal(

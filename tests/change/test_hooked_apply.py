@@ -341,7 +341,7 @@ def test_profiles_reported_only_with_mig_on_keep_the_order() -> None:
     ],
     ids=["removed again", "kept"],
 )
-def test_a_stale_plan_in_a_later_round_rolls_the_first_round_back(
+def test_an_outdated_plan_in_a_later_round_rolls_the_first_round_back(
     message: str, *, is_kept: bool
 ) -> None:
     rig = RecordingRig("off")

@@ -125,7 +125,7 @@ def no_files() -> Exception:
 
 @pytest.mark.parametrize("failure", [no_files(), strikes.Killed()])
 @pytest.mark.parametrize(("layout", "is_undone"), [("requested", False), ("before", True)])
-def test_outdated_device_files_are_refreshed_by_the_next_apply(
+def test_stale_device_files_are_refreshed_by_the_next_apply(
     rig: LocalRig, failure: Exception, layout: str, *, is_undone: bool
 ) -> None:
     if is_undone:

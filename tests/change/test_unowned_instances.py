@@ -95,7 +95,7 @@ def test_after_a_kill_only_what_the_change_created_is_removed(rig: LocalRig) -> 
     assert rig.journal.text is None
 
 
-def test_a_stale_plan_is_abandoned_before_its_first_step(rig: LocalRig) -> None:
+def test_an_outdated_plan_is_abandoned_before_its_first_step(rig: LocalRig) -> None:
     geometries: list[object] = []
 
     def make_stale() -> None:
@@ -104,7 +104,7 @@ def test_a_stale_plan_is_abandoned_before_its_first_step(rig: LocalRig) -> None:
 
     rig.callbacks.add("gpus.execute", make_stale, times=1)
 
-    with pytest.raises(errors.StalePlanError, match="already; nothing was changed") as caught:
+    with pytest.raises(errors.OutdatedPlanError, match="already; nothing was changed") as caught:
         rig.change_to("small")
 
     assert caught.value.reason.is_transient
@@ -114,7 +114,7 @@ def test_a_stale_plan_is_abandoned_before_its_first_step(rig: LocalRig) -> None:
     assert rig.has("small")
 
 
-def test_stale_plan_beside_an_older_change_keeps_unowned_instances(rig: LocalRig) -> None:
+def test_outdated_plan_beside_an_older_change_keeps_unowned_instances(rig: LocalRig) -> None:
     assert rig.kill_apply("requested", steps.CreateComputeInstance)
     created: list[model.Placement] = []
     rig.callbacks.add("gpus.execute", lambda: created.append(with_unowned(rig, start=3)), times=1)
@@ -149,7 +149,7 @@ def test_refused_undo_forgets_instances_that_were_never_created(rig: LocalRig) -
     assert_an_unowned_instance_is_kept(rig)
 
 
-def test_rollback_checks_users_again_after_a_stale_plan(rig: LocalRig) -> None:
+def test_rollback_checks_users_again_after_an_outdated_plan(rig: LocalRig) -> None:
     first, _ = rig.gpus
     assert rig.kill_apply("requested", steps.CreateComputeInstance, 3)
     _, second = rig.gpus

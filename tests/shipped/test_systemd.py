@@ -60,8 +60,8 @@ def test_systemd_accepts_the_unit_and_its_exposure(unit: str) -> None:
 CHECK = """
 import json
 from mig_manager.adapters.host import device_users, procfs
-pids = [each.pid for each in device_users.gpu_processes(procfs.ROOT)]
-print(json.dumps([pids, device_users.hidden(procfs.ROOT)]))
+pids = [each.pid for each in device_users.find_users(procfs.ROOT)]
+print(json.dumps([pids, device_users.describe_hidden(procfs.ROOT)]))
 """
 
 

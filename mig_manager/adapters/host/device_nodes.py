@@ -62,7 +62,7 @@ def refresh_files(
 def refresh_nodes(
     *, proc: pathlib.Path, dev: pathlib.Path, roots: Sequence[pathlib.Path] = ()
 ) -> None:
-    """Create missing or wrong nodes in containers' ``/dev``, and remove outdated nodes.
+    """Create missing or wrong nodes in containers' ``/dev``, and remove stale nodes.
 
     The driver's files are in ``proc``, or below one of the ``roots``. Reading them takes only
     system suspend's lock (``nv-caps.c``), so they are readable when a GPU hangs.
@@ -90,14 +90,14 @@ def refresh_nodes(
             for minor, mode in modes.items()
             if _ensure(dev, major, minor, mode)
         ]
-        outdated = [
+        stale = [
             path
             for path in (sorted(folder.iterdir()) if folder.is_dir() else ())
             if _NAME.fullmatch(path.name)
             and (node := _node(path)) is not None
             and os.major(node[0]) != major
         ]
-        for path in outdated:
+        for path in stale:
             path.unlink(missing_ok=True)
     except OSError as error:
         failed = error.filename2 or error.filename or dev
@@ -109,8 +109,8 @@ def refresh_nodes(
             f"the device nodes of MIG instances cannot be created: {why}",
             reason=reasons.Reason.DEVICE_FILES_FAILED,
         ) from error
-    if made or outdated:
-        _log.info("device_nodes_made", made=made, removed=[path.name for path in outdated])
+    if made or stale:
+        _log.info("device_nodes_made", made=made, removed=[path.name for path in stale])
 
 
 def _ensure(dev: pathlib.Path, major: int, minor: int, mode: int) -> bool:

@@ -5,7 +5,7 @@ hangs does not answer, and reads below ``/proc/driver`` may wait for its locks (
 NVIDIA's open kernel modules). The links in ``/proc/PID/fd`` never wait for a driver. ``comm`` is
 read because ``cmdline`` waits for the memory map of a process that may be stuck.
 
-Processes of other PID namespaces and processes we may not inspect (``hidden``) are missing.
+Processes of other PID namespaces are missing, and those we may not inspect (``describe_hidden``).
 """
 
 import contextlib
@@ -62,20 +62,18 @@ class DeviceFileUser:
         return f"{self.name} (pid {self.pid}{f', {self.owner}' if self.owner else ''})"
 
 
-def gpu_processes(
-    root: pathlib.Path, *, ignore: Collection[int] = ()
-) -> tuple[DeviceFileUser, ...]:
+def find_users(root: pathlib.Path, *, ignore: Collection[int] = ()) -> tuple[DeviceFileUser, ...]:
     """Return the visible GPU processes by pid, without pids in ``ignore`` and their children."""
     return tuple(
         process
         for pid in sorted(_pids(root))
         if pid not in ignore
-        and (process := _gpu_process(root / str(pid), pid)) is not None
+        and (process := _find_user(root / str(pid), pid)) is not None
         and _stat(root / str(pid), _PARENT_FIELD) not in ignore
     )
 
 
-def hidden(root: pathlib.Path) -> str:
+def describe_hidden(root: pathlib.Path) -> str:
     """Describe how many processes we may not inspect; empty if we may inspect all.
 
     Processes with another user or more capabilities require CAP_SYS_PTRACE (``ptrace(2)``).
@@ -166,7 +164,7 @@ def _pids(root: pathlib.Path) -> Iterator[int]:
         yield from (int(entry.name) for entry in entries if entry.name.isdecimal())
 
 
-def _gpu_process(process: pathlib.Path, pid: int) -> DeviceFileUser | None:
+def _find_user(process: pathlib.Path, pid: int) -> DeviceFileUser | None:
     devices = []
     # A process that has ended meanwhile, or that we may not inspect, has no links.
     with contextlib.suppress(OSError), os.scandir(process / "fd") as entries:

@@ -167,14 +167,14 @@ class SmiReset:
                 f"{gpu} is not reset while it is in use by {device_users.name_users(users)}",
                 reason=reasons.Reason.IN_USE,
             )
-        if hidden := device_users.hidden(self.proc):
+        if hidden := device_users.describe_hidden(self.proc):
             # The tool refuses a GPU that is in use, without naming processes.
             _log.warning("gpu_users_unknown", gpu=gpu.uuid, why=hidden)
 
     def _users(
         self, gpu: model.Gpu, status: SmiStatus, *, ignore: Sequence[str] = ()
     ) -> list[str]:
-        processes = device_users.gpu_processes(self.proc, ignore=(os.getpid(),))
+        processes = device_users.find_users(self.proc, ignore=(os.getpid(),))
         drm = device_users.drm_nodes(self.proc, gpu.pci_address)
         openers = {
             process.pid: str(process)
@@ -259,7 +259,10 @@ class SmiReset:
             error = errors.HostError(
                 f"{done.line}: in use {by} that are not visible here", reason=reasons.Reason.IN_USE
             )
-            for cause in (device_users.hidden(self.proc), device_users.drm_module(self.proc)):
+            for cause in (
+                device_users.describe_hidden(self.proc),
+                device_users.drm_module(self.proc),
+            ):
                 if cause:
                     error.add(cause)
             return error

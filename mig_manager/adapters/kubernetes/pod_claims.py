@@ -76,7 +76,7 @@ class PodClaims:
     """Finds the devices of the ResourceClaims of pods.
 
     The allocation of a claim that a pod on a node uses does not change: it is read once. A pod
-    that has not started may have a device from an outdated slice. So its devices are looked up
+    that has not started may have a device from a stale slice. So its devices are looked up
     again until it has started.
     """
 

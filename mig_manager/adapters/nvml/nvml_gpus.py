@@ -189,7 +189,7 @@ def _require_fresh(plan: steps.GpuPlan, observed: model.Gpu | None) -> None:
             error.begin_with(str(plan), doing="cannot list its GPU instances")
             raise
     if existing:
-        raise errors.StalePlanError(f"{plan} has {', '.join(existing)} already")
+        raise errors.OutdatedPlanError(f"{plan} has {', '.join(existing)} already")
 
 
 def _existing(

@@ -36,7 +36,7 @@ class OpenFiles:
         if proc_root is None:
             return OpenFiles()
         return OpenFiles(
-            processes=device_users.gpu_processes(proc_root, ignore=exclude),
+            processes=device_users.find_users(proc_root, ignore=exclude),
             driver_proc=device_users.driver_proc(proc_root, map(pathlib.Path, driver_roots)),
             proc_root=proc_root,
         )
@@ -121,7 +121,7 @@ def add_users(
     else:
         # NVML lists processes with a context; a monitor such as DCGM uses the GPU without one.
         error.add("NVML lists no process that uses it; a monitor may")
-        if proc_root and (hidden := device_users.hidden(proc_root)):
+        if proc_root and (hidden := device_users.describe_hidden(proc_root)):
             error.add(hidden)
     if others:
         error.add(

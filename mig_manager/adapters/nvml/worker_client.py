@@ -286,7 +286,7 @@ class WorkerGpus:
         error = _error(message, worker, reasons.Reason.NVML_TIMEOUT)
         if worker.running and worker.running[0].minor is not None:
             # Do not read files that the driver serves now, such as the capabilities.
-            processes = device_users.gpu_processes(self.proc_root, ignore=(os.getpid(),))
+            processes = device_users.find_users(self.proc_root, ignore=(os.getpid(),))
             if users := device_users.name_users(
                 device_users.using_gpu(processes, worker.running[0].minor)
             ):

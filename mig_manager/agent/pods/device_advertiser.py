@@ -54,7 +54,7 @@ class Advertiser(abc.ABC):
 
     @abc.abstractmethod
     def is_stale(self, deps: ports.Dependencies, gpus: model.ObservedGpus) -> bool:
-        """Return whether a ready pod advertises outdated devices."""
+        """Return whether a ready pod advertises stale devices."""
 
     @abc.abstractmethod
     def destroyed_devices(

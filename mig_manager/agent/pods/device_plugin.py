@@ -51,7 +51,7 @@ class DevicePlugin(device_advertiser.Advertiser):
         )
 
     def is_stale(self, deps: ports.Dependencies, gpus: model.ObservedGpus) -> bool:
-        """Return whether a ready plugin advertises outdated devices.
+        """Return whether a ready plugin advertises stale devices.
 
         An unhealthy device does not count: a new plugin would report it again.
         """

@@ -56,7 +56,7 @@ def find_stale(
     changed: frozenset[str] = frozenset(),
     ignored: frozenset[str] = frozenset(),
 ) -> tuple[device_advertiser.Advertiser, ...]:
-    """Return the advertisers with a ready pod and outdated devices, but none named ``ignored``.
+    """Return the advertisers with a ready pod and stale devices, but none named ``ignored``.
 
     All devices of the GPUs with the UUIDs ``changed`` must be healthy.
     """
@@ -79,7 +79,7 @@ def find_stale(
 def restart_stale(
     attempt: attempts.Attempt, gpus: model.ObservedGpus, changed: frozenset[str]
 ) -> ExpectedAdvertisers:
-    """Restart advertisers with outdated devices, once in all attempts at a request.
+    """Restart advertisers with stale devices, once in all attempts at a request.
 
     Args:
         attempt: The attempt.

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 
 from mig_manager import errors
 from mig_manager.adapters.kubernetes import kube_node
-from mig_manager.cli.doctor.doctor_facts import Check, Facts, NotAskedError, adding_to
+from mig_manager.cli.doctor.doctor_facts import Check, Facts, SkippedError, adding_to
 from mig_manager.cli.doctor.doctor_report import Finding, fail, ok, persistence_off, warn
 from mig_manager.core.node import rights
 from mig_manager.core.node.daemons import clients, mig_managers
@@ -135,9 +135,9 @@ def _admission_policy(facts: Facts) -> Iterator[Finding]:
     try:
         user = api.user()
     except errors.ClusterError as error:
-        raise NotAskedError(f"unknown user: {error.message}") from error
+        raise SkippedError(f"unknown user: {error.message}") from error
     if not user.startswith(_ACCOUNTS):
-        raise NotAskedError(f"it confines the agent's ServiceAccount, not the user {user}")
+        raise SkippedError(f"it confines the agent's ServiceAccount, not the user {user}")
     # The policy refuses this label on every node: only people set it. A dry run changes nothing.
     change = {"metadata": {"labels": {well_known.PARTITIONING_LABEL: "probe"}}}
     try:

@@ -32,7 +32,7 @@ class Check:
     name: str  # a public contract
     meaning: str  # a statement that the check verifies
     remedy: str  # used if the finding has no remedy of its own
-    run: Callable[["Facts"], Iterable[Finding]]  # raises any error, or ``NotAskedError``
+    run: Callable[["Facts"], Iterable[Finding]]  # raises any error, or ``SkippedError``
 
 
 def adding_to(
@@ -47,7 +47,7 @@ def adding_to(
     )
 
 
-class NotAskedError(Exception):
+class SkippedError(Exception):
     """Skip a check without failing it; the text says why."""
 
 
@@ -83,20 +83,20 @@ class Once(Generic[_Fact]):
         """Return the fact for a check that need not report its absence.
 
         Raises:
-            NotAskedError: It cannot be read; another check reports why.
+            SkippedError: It cannot be read; another check reports why.
         """
         try:
             return self.get()
-        except NotAskedError:
+        except SkippedError:
             raise
         except Exception as error:
-            raise NotAskedError(f"cannot be checked without {self._what}") from error
+            raise SkippedError(f"cannot be checked without {self._what}") from error
 
     def if_known(self) -> _Fact | None:
         """Return the fact, or None if it cannot be read."""
         try:
             return self.require()
-        except NotAskedError:
+        except SkippedError:
             return None
 
 
@@ -121,10 +121,10 @@ class Facts:
         """The kernel's ``/proc``.
 
         Raises:
-            NotAskedError: The GPUs are simulated.
+            SkippedError: The GPUs are simulated.
         """
         if self.settings.proc is None:
-            raise NotAskedError("the GPUs are simulated")
+            raise SkippedError("the GPUs are simulated")
         return self.settings.proc
 
 
@@ -142,12 +142,12 @@ def facts(
         except errors.UsageError as error:
             if settings.has_cluster:
                 raise
-            raise NotAskedError(error.message if path else _NO_CLUSTER) from error
+            raise SkippedError(error.message if path else _NO_CLUSTER) from error
 
     def api_of_node() -> api.KubeApi:
         connected = kube.require()
         if not settings.node_name:
-            raise NotAskedError("no --node-name")
+            raise SkippedError("no --node-name")
         return connected
 
     def allocatable() -> Mapping[str, frozenset[str]]:
@@ -156,7 +156,7 @@ def facts(
             settings.has_cluster and not settings.gpus.is_simulated
         )
         if not is_required and not socket.parent.is_dir():
-            raise NotAskedError(f"no kubelet: {socket.parent} does not exist")
+            raise SkippedError(f"no kubelet: {socket.parent} does not exist")
         return pod_resources.PodResources(str(socket), timeout_s=settings.timeout_s).allocatable()
 
     command = gpu_ports.worker_command(

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from mig_manager import errors, reasons
 from mig_manager.adapters.host import call_thread
 from mig_manager.cli.doctor import cluster, machine
-from mig_manager.cli.doctor.doctor_facts import Check, Facts, NotAskedError
+from mig_manager.cli.doctor.doctor_facts import Check, Facts, SkippedError
 from mig_manager.cli.doctor.doctor_report import (
     CheckResult,
     DoctorReport,
@@ -36,7 +36,7 @@ def examine(checks: Sequence[Check], facts: Facts, *, timeout_s: float) -> Docto
             return threads[check].result(max(0.0, deadline - time.monotonic()))
         except TimeoutError:
             return (fail(f"no answer within {timeout_s:g} s"),)
-        except NotAskedError as why:
+        except SkippedError as why:
             return (skipped(str(why)),)
         except errors.MigManagerError as error:
             remedy = "" if error.reason in _VAGUE else str(error.reason.remedy_at_shell)

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from mig_manager import errors, reasons
 from mig_manager.adapters.host import device_users, files, lock_file, procfs
-from mig_manager.cli.doctor.doctor_facts import Check, Facts, NotAskedError, adding_to
+from mig_manager.cli.doctor.doctor_facts import Check, Facts, SkippedError, adding_to
 from mig_manager.cli.doctor.doctor_report import (
     Finding,
     fail,
@@ -167,7 +167,7 @@ def _privileges(facts: Facts) -> Iterator[Finding]:
     """This user has the privileges to change the GPUs."""
     privileges = procfs.privileges(facts.proc)
     if privileges is None:
-        raise NotAskedError(f"{facts.proc}/self/status does not list capabilities")
+        raise SkippedError(f"{facts.proc}/self/status does not list capabilities")
     capabilities = {"SYS_ADMIN": privileges.has_sys_admin, "MKNOD": privileges.has_mknod}
     missing = [name for name, is_present in capabilities.items() if not is_present]
     who = f"user id {privileges.user_id}"
@@ -210,7 +210,7 @@ def _kernel_modules(facts: Facts) -> Iterator[Finding]:
     """The driver's modules are loaded, and none in use can delay a reset."""
     loaded = procfs.modules(facts.proc)
     if loaded is None:
-        raise NotAskedError(f"{facts.proc}/modules cannot be read")
+        raise SkippedError(f"{facts.proc}/modules cannot be read")
     if "nvidia" not in loaded:
         yield fail("the kernel module nvidia is not loaded", "Load the NVIDIA driver.")
         return
@@ -220,7 +220,7 @@ def _kernel_modules(facts: Facts) -> Iterator[Finding]:
         yield warn("nvidia_uvm is not loaded: CUDA needs it", "modprobe nvidia-uvm")
     drm_module = device_users.DRM_MODULE
     obstacles = [f"{drm_module} is loaded"] if drm_module in loaded else []
-    daemons = [each for each in device_users.gpu_processes(facts.proc) if each.name == _DAEMON]
+    daemons = [each for each in device_users.find_users(facts.proc) if each.name == _DAEMON]
     obstacles += [f"{each} keeps GPUs open" for each in daemons]
     if not obstacles:
         return
@@ -314,7 +314,7 @@ def _record(
         return None if text is None else parse(text)
     except errors.ConfigError as error:
         if isinstance(error.__cause__, PermissionError):
-            raise NotAskedError(error.message) from error
+            raise SkippedError(error.message) from error
         raise
     except ValueError as error:
         raise errors.ConfigError(f"{path}: {error}") from error

@@ -63,7 +63,7 @@ def collect(
             missing[name] = f"no answer within {timeout_s:g} s"
         except errors.MigManagerError as error:
             missing[name] = redaction.redact(error.message, secrets)
-        except doctor_facts.NotAskedError as error:
+        except doctor_facts.SkippedError as error:
             missing[name] = str(error)
         except (Exception, SystemExit) as error:  # noqa: BLE001 - the other sources go on
             why = f"{type(error).__name__}: {error}"
@@ -125,12 +125,12 @@ def _sources(
     def kube() -> api.KubeApi:
         connected = facts.kube.get()
         if not name:
-            raise doctor_facts.NotAskedError("no --node-name")
+            raise doctor_facts.SkippedError("no --node-name")
         return connected
 
     def pods() -> Sequence[report.Object]:
         if not (listed := agents.get()):
-            raise doctor_facts.NotAskedError(f"no pod of an agent on node {name}")
+            raise doctor_facts.SkippedError(f"no pod of an agent on node {name}")
         return listed
 
     def processes() -> gpu_processes.Processes | None:
@@ -139,7 +139,7 @@ def _sources(
 
     def journal_of(selection: tuple[str, ...]) -> str:
         if node.gpus.is_simulated:
-            raise doctor_facts.NotAskedError("the GPUs are simulated")
+            raise doctor_facts.SkippedError("the GPUs are simulated")
         return journald.read(installed, selection, timeout_s=node.timeout_s)
 
     return {
@@ -217,7 +217,7 @@ def _unit_variables() -> dict[str, str]:
 def _existing(read: Callable[[], str | None], path: pathlib.Path) -> str:
     text = read()
     if text is None:
-        raise doctor_facts.NotAskedError(f"{path} does not exist")
+        raise doctor_facts.SkippedError(f"{path} does not exist")
     return text
 
 

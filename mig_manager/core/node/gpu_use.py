@@ -328,7 +328,7 @@ class Usage:
     def _is_unknown(self, device_id: str) -> bool:
         """Return whether no GPU has this device of NVIDIA's.
 
-        Another program destroyed its instance, or the DRA driver's ResourceSlices are outdated.
+        Another program destroyed its instance, or the DRA driver's ResourceSlices are stale.
         """
         return device_ids.is_unknown(device_id, self.known_ids)
 

@@ -32,8 +32,8 @@ class Gpus(Protocol):
             step.
 
         Raises:
-            StalePlanError: Before the first step of a plan that requires idle GPUs: a GPU instance
-                that it creates exists already.
+            OutdatedPlanError: Before the first step of a plan that requires idle GPUs: a GPU
+                instance that it creates exists already.
             GpuInUseError: Before the first step of such a plan: processes use instances that it
                 destroys.
             HardwareError: A step failed on a reachable GPU. The message names GPU, operation and

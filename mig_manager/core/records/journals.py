@@ -57,7 +57,7 @@ class GpuEntries:
     """The GPUs before the change under way, for the rollback. Empty before the change and once it
     is verified or undone."""
     has_stale_files: bool = False
-    """Whether device nodes and CDI specs may be outdated, even without a snapshot."""
+    """Whether device nodes and CDI specs may be stale, even without a snapshot."""
     persistent_gpus: tuple[str, ...] = ()
     """UUIDs of GPUs whose persistence mode was switched off for a reset, until it is on again."""
 

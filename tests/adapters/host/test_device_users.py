@@ -24,7 +24,7 @@ def test_a_process_with_open_device_nodes_is_a_gpu_process(proc: ProcTree) -> No
     )
     proc.add(42, "/dev/null", "socket:[1]", "/dev/nvidia-uvm", "/dev/nvidia-modeset")
     proc.add(43, "/dev/nvidiactl")
-    first, second = device_users.gpu_processes(proc.root)
+    first, second = device_users.find_users(proc.root)
     assert first == device_users.DeviceFileUser(
         pid=41,
         name="nv-hostengine",
@@ -56,7 +56,7 @@ def test_only_the_device_node_of_the_gpu_counts(
     proc: ProcTree,
 ) -> None:
     proc.add(41, link)
-    assert bool(device_users.using_gpu(device_users.gpu_processes(proc.root), 3)) is is_gpu
+    assert bool(device_users.using_gpu(device_users.find_users(proc.root), 3)) is is_gpu
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_only_the_device_node_of_the_gpu_counts(
 )
 def test_the_owner_of_a_process_is_in_its_cgroup(cgroup: str, owner: str, proc: ProcTree) -> None:
     proc.add(41, "/dev/nvidia0", cgroup=cgroup)
-    (process,) = device_users.gpu_processes(proc.root)
+    (process,) = device_users.find_users(proc.root)
     assert process.owner == owner
 
 
@@ -133,7 +133,7 @@ def test_a_vanished_or_unreadable_process_is_skipped(proc: ProcTree) -> None:
     (proc.root / "44/fd").write_text("")
     proc.add(45, "/dev/null")
     (proc.root / "45/fd/9").write_text("not a link")
-    assert [str(process) for process in device_users.gpu_processes(proc.root)] == [
+    assert [str(process) for process in device_users.find_users(proc.root)] == [
         "python3 (pid 41)",
         "process (pid 43)",
     ]
@@ -143,13 +143,13 @@ def test_our_own_processes_are_ignored(proc: ProcTree) -> None:
     proc.add(100, "/dev/nvidia0", name="mig-manager")
     proc.add(101, "/dev/nvidia0", name="a) R 1 (b", parent=100)
     proc.add(102, "/dev/nvidia0", parent=101)
-    processes = device_users.gpu_processes(proc.root, ignore=(100,))
+    processes = device_users.find_users(proc.root, ignore=(100,))
     assert [process.pid for process in processes] == [102]
 
 
 def test_a_name_cannot_forge_lines_or_escape_sequences(proc: ProcTree) -> None:
     proc.add(41, "/dev/nvidia0", name="a\x1b[2J\nb", cgroup="0::/x/\x1b[2J.service")
-    (process,) = device_users.gpu_processes(proc.root)
+    (process,) = device_users.find_users(proc.root)
     assert str(process) == "a?[2J?b (pid 41, unit ?[2J.service)"
 
 
@@ -174,7 +174,7 @@ def test_a_gpu_is_used_through_its_node_or_the_cap_nodes_of_its_instances(proc: 
     proc.add(43, "/dev/nvidia2", f"{caps}1", name="nv-hostengine")
     proc.add(44, "/dev/nvidia3")
     proc.add(45, f"{caps}301 (deleted)")
-    processes = device_users.gpu_processes(proc.root)
+    processes = device_users.find_users(proc.root)
     cap_nodes = device_users.capabilities(proc.root, 2)
     assert [process.pid for process in device_users.using_gpu(processes, 2, caps=cap_nodes)] == [
         41,
@@ -189,7 +189,7 @@ def test_a_node_in_dev_dri_belongs_to_the_gpu_of_its_pci_address(proc: ProcTree)
     proc.add(41, "/dev/dri/renderD129")
     proc.add(42, "/dev/dri/card0", "/dev/dri/renderD128")
     proc.add(43, "/run/nvidia/driver/dev/dri/card1")
-    processes = device_users.gpu_processes(proc.root)
+    processes = device_users.find_users(proc.root)
     nodes = device_users.drm_nodes(proc.root, "00000001:C7:00.0")
     assert nodes == {"card1", "renderD129"}
     assert device_users.drm_nodes(proc.root, "00000000:c7:00.0") == frozenset()
@@ -212,9 +212,9 @@ def test_a_real_process_is_found_with_its_open_device(tmp_path: pathlib.Path) ->
     ) as process:
         assert process.stdout is not None
         process.stdout.readline()
-        users = device_users.using_gpu(device_users.gpu_processes(procfs.ROOT), 98)
+        users = device_users.using_gpu(device_users.find_users(procfs.ROOT), 98)
         users_but_us = device_users.using_gpu(
-            device_users.gpu_processes(procfs.ROOT, ignore=(os.getpid(),)), 98
+            device_users.find_users(procfs.ROOT, ignore=(os.getpid(),)), 98
         )
         process.communicate()
     assert process.pid in [process.pid for process in users]
@@ -234,15 +234,16 @@ def test_hidden_processes_are_counted_with_the_capability_that_is_missing(
             raise PermissionError
         return scandir(path)
 
-    assert device_users.hidden(proc.root) == ""
+    assert device_users.describe_hidden(proc.root) == ""
     monkeypatch.setattr(os, "scandir", refusing)
     assert (
-        device_users.hidden(proc.root) == "not allowed to look into 2 processes (CAP_SYS_PTRACE)"
+        device_users.describe_hidden(proc.root)
+        == "not allowed to look into 2 processes (CAP_SYS_PTRACE)"
     )
 
 
 def test_the_boot_id_is_read_and_without_a_proc_there_is_nothing(tmp_path: pathlib.Path) -> None:
     assert procfs.boot_id() == str(uuid.UUID(procfs.boot_id()))
     assert procfs.boot_id(tmp_path / "none") == ""
-    assert device_users.gpu_processes(tmp_path / "none") == ()
+    assert device_users.find_users(tmp_path / "none") == ()
     assert device_users.capabilities(tmp_path / "none", 0) == {}

@@ -56,7 +56,7 @@ time.sleep(60)
 
 
 @pytest.mark.parametrize(
-    "kind", [errors.HardwareError, errors.GpuInUseError, errors.StalePlanError]
+    "kind", [errors.HardwareError, errors.GpuInUseError, errors.OutdatedPlanError]
 )
 def test_an_error_keeps_its_kind_and_all_its_fields(kind: type[errors.HardwareError]) -> None:
     def fail() -> None:

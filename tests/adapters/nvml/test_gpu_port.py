@@ -120,7 +120,7 @@ def test_plan_whose_instances_exist_is_refused_at_its_start_only(rig: Rig) -> No
     before = rig.gpus.execute(plan)
 
     again = rig.gpus.execute(plan)
-    with pytest.raises(errors.StalePlanError, match=r"has 1g\.5gb at 0:1"):
+    with pytest.raises(errors.OutdatedPlanError, match=r"has 1g\.5gb at 0:1"):
         rig.gpus.execute(dataclasses.replace(plan, requires_idle=True), again)
 
     assert gpu_values.geometry(again) == gpu_values.geometry(before)

@@ -223,7 +223,7 @@ def test_instance_created_after_the_plan_is_not_taken_for_its_own(
     rig.execute(create)
     now = rig.observe()
 
-    with pytest.raises(errors.StalePlanError) as caught:
+    with pytest.raises(errors.OutdatedPlanError) as caught:
         execute(proc, before, create, ci_step(create, "3g.20gb", 0))
 
     assert caught.value.message == (
@@ -244,7 +244,7 @@ def test_compute_instance_created_after_the_plan_makes_it_stale(
     rig.execute(create)
     now = rig.observe()
 
-    with pytest.raises(errors.StalePlanError) as caught:
+    with pytest.raises(errors.OutdatedPlanError) as caught:
         execute(proc, before, create)
 
     assert caught.value.message == (
@@ -273,7 +273,7 @@ def test_instance_that_took_over_a_destroyed_id_makes_the_plan_stale(
     rig.execute(destroy, new)
     now = rig.observe()
 
-    with pytest.raises(errors.StalePlanError):
+    with pytest.raises(errors.OutdatedPlanError):
         execute(proc, before, destroy, new)
 
     assert rig.observe() == now

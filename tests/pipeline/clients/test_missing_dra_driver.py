@@ -120,7 +120,7 @@ def test_unknown_claims_are_resolved_before_a_pod_is_evicted() -> None:
     assert rig.log.count("workloads.evict") == 1
 
 
-def test_claims_that_are_known_do_not_wait_for_outdated_slices() -> None:
+def test_claims_that_are_known_do_not_wait_for_stale_slices() -> None:
     rig = nodes.dra_node()
     rig.dra_driver.slices = ()
 

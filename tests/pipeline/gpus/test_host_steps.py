@@ -350,7 +350,7 @@ def test_persistence_mode_is_restored_once_that_is_possible(
 
 
 @pytest.mark.parametrize("is_label_gone", [True, False])
-def test_outdated_device_files_are_refreshed_by_a_new_agent(*, is_label_gone: bool) -> None:
+def test_stale_device_files_are_refreshed_by_a_new_agent(*, is_label_gone: bool) -> None:
     rig = nodes.node(layout="all-balanced")
     rig.failures.add(
         "refresh_files", errors.HostError("nvidia-ctk failed", reason=Reason.DEVICE_FILES_FAILED)

@@ -64,7 +64,7 @@ class FakeGpus(fake_cluster.FakePort):
         kept = [gi for gi in gpu.gpu_instances if (gi.instance_id, gi.placement) not in destroyed]
         for step in plan.of(steps.CreateGpuInstance):
             if _is_created(kept, step):
-                raise errors.StalePlanError(
+                raise errors.OutdatedPlanError(
                     f"{plan} has {step.profile} at {step.placement} already"
                 )
 

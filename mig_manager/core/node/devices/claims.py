@@ -30,7 +30,7 @@ class Slice:
 
     name: str
     pool: str
-    generation: int  # slices of an older generation than the newest of their pool are outdated
+    generation: int  # slices of an older generation than the newest of their pool are stale
     count: int  # how many slices its pool has in this generation
     uuids: Mapping[str, str]  # name of a device -> its UUID; empty: the device does not exist yet
     for_machines: frozenset[str]  # names of the devices for virtual machines
@@ -205,7 +205,7 @@ def why_not_served(layouts: Iterable[strategies.GpuLayout]) -> str:
 
 
 def newest(slices: Iterable[Slice]) -> tuple[Slice, ...]:
-    """Return the slices of the newest generation of their pool; others are outdated."""
+    """Return the slices of the newest generation of their pool; others are stale."""
     slices = tuple(slices)
     generations: dict[str, int] = {}
     for resource_slice in slices:
