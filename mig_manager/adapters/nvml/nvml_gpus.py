@@ -80,8 +80,8 @@ class NvmlGpus:
             from mig_manager.adapters.nvml import processes  # noqa: PLC0415 - seldom needed
 
             # Before the session, which opens the device nodes itself.
-            own_pids = (os.getpid(), os.getppid())
-            files = processes.OpenFiles.find(self.proc_root, self.driver_roots, exclude=own_pids)
+            agent = os.getppid()
+            files = processes.OpenFiles.find(self.proc_root, self.driver_roots, exclude=(agent,))
             name_users = functools.partial(processes.name_blocking, files)
         with library.session(self.library_path, self.driver_roots):
             _require_functions(plan)

@@ -103,8 +103,8 @@ def add_users(
     driver_roots: Sequence[str],
 ) -> None:
     """Add the processes that use a GPU to an IN_USE error; of an instance only its own users."""
-    # The agent started us; this leaves out all of its children too.
-    files = OpenFiles.find(proc_root, driver_roots, exclude=(os.getpid(), os.getppid()))
+    # The agent started us; this leaves out all of its children, and so us too.
+    files = OpenFiles.find(proc_root, driver_roots, exclude=(os.getppid(),))
     users = [
         user
         for user in _of_gpu(gpu.handle, files)

@@ -10,7 +10,6 @@ import gc
 import os
 import pathlib
 import sys
-import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -109,12 +108,11 @@ def _answer(request: Any, gpus: "nvml_gpus.NvmlGpus") -> object:
         case ("inspect",):
             from mig_manager.adapters.nvml import processes  # noqa: PLC0415 - see above
 
-            exclude = os.getpid(), os.getppid()
             return processes.inspect(
                 gpus.library_path,
                 driver_roots=gpus.driver_roots,
                 proc_root=gpus.proc_root,
-                exclude=exclude,
+                exclude=(os.getppid(),),
             )
         case ("survey",):
             from mig_manager.adapters.nvml import survey  # noqa: PLC0415 - see above
@@ -126,10 +124,10 @@ def _answer(request: Any, gpus: "nvml_gpus.NvmlGpus") -> object:
 
 def _step_reporter(parent: subprocesses.Parent) -> Callable[[int], None]:
     """Return a function that sends ``("step", INDEX)``, from any thread."""
-    lock = threading.Lock()
 
     def report(gpu_index: int) -> None:
-        with lock, contextlib.suppress(BrokenPipeError):
+        # No lock: the kernel does not split so short a message (pipe(7), PIPE_BUF).
+        with contextlib.suppress(BrokenPipeError):
             parent.send(("step", gpu_index))
 
     return report

@@ -189,8 +189,8 @@ def test_process_with_an_open_gpu_blocks_a_mode_change_unless_ours(
 ) -> None:
     gpu = rig.fill("1g.5gb", "1g.5gb")
     proc.add(88, "/dev/nvidiactl", "/dev/nvidia0", name=name)
-    proc.add(os.getpid(), "/dev/nvidia0")
-    proc.add(90, "/dev/nvidia0", parent=os.getpid())
+    proc.add(os.getpid(), "/dev/nvidia0", parent=os.getppid())
+    proc.add(90, "/dev/nvidia0", parent=os.getppid())
     off = mode_step(gpu, model.MigMode.DISABLED)
 
     if is_blocking:

@@ -1,6 +1,7 @@
 """Workers on a simulated node: what its driver does to them, and that nothing is left of them."""
 
 import gc
+import itertools
 import os
 import pathlib
 import re
@@ -221,6 +222,8 @@ def test_processes_with_the_hung_gpu_open_are_named_without_nvml(node: WorkerNod
     node.proc.add(88, "/dev/nvidiactl", "/dev/nvidia1", name="nv-hostengine", cgroup=unit)
     node.proc.add(89, "/dev/nvidia0", name="another")
     node.proc.add(90, "/dev/nvidia1", name="listener", parent=os.getpid())
+    users = itertools.chain(*node.gpus().processes().values())
+    assert [user.pid for user in users] == [89, 88]
     # Not read, since the driver serves it: a pipe without a writer would hang us.
     node.proc.add_capabilities(1, {"gi1": 30})
     access = node.proc.root / "driver/nvidia/capabilities/gpu1/mig/gi1/access"

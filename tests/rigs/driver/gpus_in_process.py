@@ -1,7 +1,6 @@
 """Simulated GPUs in this process: the start of a GPU worker takes longer than most changes."""
 
 import contextlib
-import os
 import pathlib
 import threading
 from collections.abc import Iterator, Sequence
@@ -38,7 +37,7 @@ class _Gpus(worker_client.WorkerGpus):
 
     def inspect(self) -> gpu_processes.Inspection:
         with self._driver():
-            return processes.inspect(None, proc_root=None, exclude=(os.getpid(),))
+            return processes.inspect(None, proc_root=None)
 
     @contextlib.contextmanager
     def _driver(self) -> Iterator[nvml_gpus.NvmlGpus]:
