@@ -56,9 +56,7 @@ class PodUse:
             ) from error
         usage = gpu_use.Usage(pods=(), assigned=assigned)
         if users := usage.users(affected):
-            names = {
-                each: name for each, name in gpu_use.device_names(gpus).items() if each in affected
-            }
+            names = {each: name for each, name in _device_names(gpus).items() if each in affected}
             pods = usage.describe_users(sorted(users, key=lambda pod: pod.key), names)
             raise errors.GpuInUseError(
                 f"pods have devices that the change destroys or resets: {pods}",
@@ -85,3 +83,16 @@ class PodUse:
             )
         self._answer = kubelet.assigned_devices()
         return self._answer
+
+
+def _device_names(gpus: Collection[model.Gpu]) -> dict[str, str]:
+    """Return the GPU of each device, and its instance, in words by the device's id."""
+    names = {gpu.uuid: f"GPU {gpu.index}" for gpu in gpus}
+    names |= {
+        ci.uuid: f"{ci.profile} at {gi.placement} of GPU {gpu.index}"
+        for gpu in gpus
+        for gi in gpu.gpu_instances
+        for ci in gi.compute_instances
+        if ci.uuid
+    }
+    return names

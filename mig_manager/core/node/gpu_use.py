@@ -10,12 +10,14 @@ stands for.
 
 import collections
 import dataclasses
-from collections.abc import Collection, Iterable, Iterator, Mapping
+import functools
+from collections.abc import Collection, Iterable, Mapping
 from typing import Self
 
 from mig_manager.core import gpu_processes, messages, model, steps
+from mig_manager.core.node import pod_device_use
 from mig_manager.core.node.daemons import client_table, clients
-from mig_manager.core.node.devices import claims, device_ids, resources
+from mig_manager.core.node.devices import claims, resources
 from mig_manager.core.objects import pod_object, well_known
 
 _ENDS_SOON = 10**3  # use of a device by a pod that ends without an eviction
@@ -26,30 +28,7 @@ _STUCK_AFTER_S = 120.0
 """More than kubelet needs after the grace period, and than clocks of nodes differ."""
 
 
-def resource_names(gpus: Iterable[model.Gpu]) -> dict[str, str]:
-    """Return each device's resource name under strategy mixed, by the device's id."""
-    return {
-        uuid: name
-        for gpu in gpus
-        for uuid, name, _ in ((gpu.uuid, resources.GPU, None), *resources.devices(gpu))
-        if uuid
-    }
-
-
-def device_names(gpus: Collection[model.Gpu]) -> dict[str, str]:
-    """Return the GPU of each device, and its instance, in words by the device's id."""
-    names = {gpu.uuid: f"GPU {gpu.index}" for gpu in gpus}
-    names |= {
-        ci.uuid: f"{ci.profile} at {gi.placement} of GPU {gpu.index}"
-        for gpu in gpus
-        for gi in gpu.gpu_instances
-        for ci in gi.compute_instances
-        if ci.uuid
-    }
-    return names
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Usage:
     """The pods of a node, the devices that they use, and the processes that use its GPUs."""
 
@@ -83,28 +62,37 @@ class Usage:
         """
         if affected is not None and not affected:
             return ()
-        allocated = self._pods_with_allocations()
-        return tuple(pod for pod, devices in allocated if self._may_use(pod, devices, affected))
+        return tuple(
+            use.pod
+            for use in self._pod_uses
+            if use.may_use(affected, self.resource_names)
+            or (use.unknown_ids and self._may_run(use.pod))
+        )
 
-    def _pods_with_allocations(
-        self,
-    ) -> Iterator[tuple[pod_object.Pod, pod_object.PodDevices | None]]:
-        """Yield each unfinished pod with kubelet's allocation to it, also pods of kubelet alone.
+    @functools.cached_property
+    def _pod_uses(self) -> tuple[pod_device_use.PodDeviceUse, ...]:
+        """The devices of each unfinished pod, also of pods that only kubelet lists.
 
         GPU clients do not count: a change pauses them.
         """
-        allocations = self._allocations()
         entries = collections.Counter(one.key for one in self.assigned or () if one.device_ids)
         listed = {pod.key for pod in self.pods if pod.is_admitted and entries[pod.key] <= 1}
-        unlisted = (one for key, one in allocations.items() if key not in listed)
-        for pod in (*self.pods, *map(_unlisted_pod, unlisted)):
+        unlisted = (one for key, one in self._allocations.items() if key not in listed)
+        return tuple(
+            self._use_of(pod)
+            for pod in (*self.pods, *map(_unlisted_pod, unlisted))
             if not (
                 pod.is_finished
                 or clients.is_device_plugin(pod)
                 or any(client.matches(pod) for client in self.extra_clients)
                 or clients.gated_by((pod,), clients.MONITORS)
-            ):
-                yield pod, _of(pod, allocations)
+            )
+        )
+
+    def _use_of(self, pod: pod_object.Pod) -> pod_device_use.PodDeviceUse:
+        # An allocation with the name of a new pod is its predecessor's.
+        listed = self._allocations.get(pod.key) if pod.is_admitted else None
+        return pod_device_use.PodDeviceUse.of(pod, listed, self.known_ids)
 
     def undecided_users(self, affected: Collection[str] | None) -> pod_object.Pods:
         """Return the users that kubelet may still exclude, because it lists no device of them yet.
@@ -115,8 +103,13 @@ class Usage:
             self.known_ids is not None and self.known_ids <= frozenset(affected)
         ):
             return ()
-        users = self.users(affected)
-        return tuple(pod for pod in users if self.why_uncertain(pod) and self._may_be_listed(pod))
+        is_incomplete = bool(self.why_incomplete)
+        return tuple(
+            pod
+            for pod in self.users(affected)
+            if self.why_uncertain(pod)
+            and self._use_of(pod).may_be_listed(is_incomplete=is_incomplete)
+        )
 
     @property
     def why_incomplete(self) -> str:
@@ -130,7 +123,9 @@ class Usage:
         running = {
             pod.key
             for pod in self.pods
-            if pod.phase == "Running" and _plugin_resources(pod) and not pod.has_gpu_init
+            if pod.phase == "Running"
+            and self._use_of(pod).plugin_resources
+            and not pod.has_gpu_init
         }
         if not running or any(one.key in running and one.device_ids for one in self.assigned):
             return ""
@@ -168,45 +163,31 @@ class Usage:
         whole = {each.gpu_uuid for each in plan.gpus if each.takes_whole_gpu}
         use = collections.Counter[str]()
         unknown = set(used_ids)
-        for pod, allocated in self._pods_with_allocations():
-            ids = _known_devices(pod, allocated) & changed.keys()
+        for each in self._pod_uses:
+            ids = each.ids & changed.keys()
             unknown -= ids
             if whole.isdisjoint(changed[one] for one in ids):
-                use.update(dict.fromkeys(ids, _weight(pod, now_s, within_s) // max(1, len(ids))))
+                weight = _weight(each.pod, now_s, within_s) // max(1, len(ids))
+                use.update(dict.fromkeys(ids, weight))
         use.update(dict.fromkeys(unknown, _IN_USE))
         return use
 
     @property
     def has_unknown_ids(self) -> bool:
         """Whether a pod has a device that no GPU has: only processes show the use of it."""
-        return any(
-            any(map(self._is_unknown, _known_devices(pod, allocated)))
-            for pod, allocated in self._pods_with_allocations()
-        )
+        return any(each.unknown_ids for each in self._pod_uses)
 
     def why_uncertain(self, pod: pod_object.Pod) -> str:
         """Return why an affected pod may use none of the devices; empty if it does use one."""
-        allocated = _of(pod, self._allocations())
-        if self._may_claim_gpu(pod, allocated):
-            return "its ResourceClaim may stand for any GPU"
-        if any(map(self._is_unknown, _known_devices(pod, allocated))):
-            return "no GPU has its device, so it may use any"
-        if pod.claimed_ids and not _plugin_resources(pod):
-            return ""
-        if allocated is None or not allocated.device_ids:
-            is_silent = self.no_answer or self.assigned is None
-            return "kubelet does not answer" if is_silent else "kubelet lists no device of it yet"
-        if pod.has_gpu_init:
-            return "kubelet does not list the devices of its init container"
-        is_named = any(map(device_ids.DEVICE_UUID.fullmatch, allocated.device_ids))
-        return "" if is_named else "its device ids are not UUIDs"
+        is_silent = bool(self.no_answer) or self.assigned is None
+        return self._use_of(pod).why_uncertain(is_kubelet_silent=is_silent)
 
     def describe_users(
         self, users: Iterable[pod_object.Pod], names: Mapping[str, str] | None = None
     ) -> str:
         """Name pods, with the reason for each uncertain user.
 
-        ``names``: of devices, as from ``device_names``, to be named with the others.
+        ``names``: of devices by id, to be named with the certain users.
         """
         return messages.by_cause(
             (pod.key, self.why_uncertain(pod) or self._list_devices(pod, names or {}))
@@ -214,8 +195,7 @@ class Usage:
         )
 
     def _list_devices(self, pod: pod_object.Pod, names: Mapping[str, str]) -> str:
-        allocated = _of(pod, self._allocations())
-        ids = allocated.device_ids if allocated else frozenset[str]()
+        ids = self._use_of(pod).listed_ids
         return messages.list_names([name for each, name in names.items() if each in ids])
 
     def blocking(
@@ -259,8 +239,9 @@ class Usage:
         )
         return frozenset(f"pod {pod.uid}" for pod in paused)
 
+    @functools.cached_property
     def _allocations(self) -> Mapping[str, pod_object.PodDevices]:
-        """Return kubelet's allocations to unfinished pods, by the pods' keys.
+        """Kubelet's allocations to unfinished pods, by the pods' keys.
 
         Kubelet before 1.34 lists the devices of finished pods (kubernetes/kubernetes#132028). A
         pod that was deleted by force and its successor may have the same name.
@@ -272,65 +253,6 @@ class Usage:
                 other = by_key.get(one.key)
                 by_key[one.key] = one if other is None else _join(other, one)
         return by_key
-
-    def _may_use(
-        self,
-        pod: pod_object.Pod,
-        allocated: pod_object.PodDevices | None,
-        affected: Collection[str] | None,
-    ) -> bool:
-        """Return whether a pod has, or may have, one of the devices; None: any GPU."""
-        if self._may_claim_gpu(pod, allocated):
-            return True
-        claimed = pod.claimed_ids or frozenset()
-        if claimed and (affected is None or not claimed.isdisjoint(affected)):
-            return True
-        ids = allocated.device_ids if allocated else frozenset[str]()
-        if any(map(self._is_unknown, claimed | ids)) and self._may_run(pod):
-            return True
-        # The ids of one pod can belong to several plugins, such as one for network cards.
-        uuids = set(filter(device_ids.DEVICE_UUID.fullmatch, ids))
-        if uuids if affected is None else not ids.isdisjoint(affected):
-            return True
-        has_gpu = any(map(resources.is_device_or_shared, _plugin_resources(pod)))
-        if not ids or pod.has_gpu_init or affected is None:
-            return has_gpu and self._may_get(pod, affected)
-        return has_gpu and not uuids
-
-    def _may_get(self, pod: pod_object.Pod, affected: Collection[str] | None) -> bool:
-        """Return whether the resources of a pod may stand for one of the devices; None: any GPU.
-
-        A resource with the name of a MIG profile has devices of this profile only: NVIDIA's plugin
-        ignores other names (k8s-device-plugin, ``DisableResourceNamingInConfig``).
-        """
-        devices = filter(resources.is_device_or_shared, _plugin_resources(pod))
-        names = {*map(resources.base, devices)}
-        if affected is None or not all(map(resources.profile_of, names)):
-            return True
-        return any(self.resource_names.get(one) in {None, *names} for one in affected)
-
-    def _may_be_listed(self, pod: pod_object.Pod) -> bool:
-        """Return whether kubelet may list the devices of a pod later, and lists none now."""
-        allocated = _of(pod, self._allocations())
-        is_listed = allocated is not None and (allocated.device_ids or allocated.claim_drivers)
-        is_starting = not (pod.has_gpu_init or pod.is_terminating)
-        return not is_listed and (is_starting or bool(self.why_incomplete))
-
-    def _may_claim_gpu(self, pod: pod_object.Pod, allocated: pod_object.PodDevices | None) -> bool:
-        """Return whether a pod has ResourceClaims for unknown devices that may be GPUs."""
-        if pod.claimed_ids is not None:
-            return False
-        # Kubelet does not list the claims of ordinary init containers (PodResources v1).
-        if allocated is not None and allocated.claim_drivers and not pod.has_claim_init:
-            return well_known.GPU_CLAIM_DRIVER in allocated.claim_drivers
-        return pod.has_claims
-
-    def _is_unknown(self, device_id: str) -> bool:
-        """Return whether no GPU has this device of NVIDIA's.
-
-        Another program destroyed its instance, or the DRA driver's ResourceSlices are stale.
-        """
-        return device_ids.is_unknown(device_id, self.known_ids)
 
     def _may_run(self, pod: pod_object.Pod) -> bool:
         """Return whether a process on a GPU may belong to this pod.
@@ -344,30 +266,22 @@ class Usage:
         return not owners.isdisjoint(("", f"pod {pod.uid}"))
 
 
+def resource_names(gpus: Iterable[model.Gpu]) -> dict[str, str]:
+    """Return each device's resource name under strategy mixed, by the device's id."""
+    return {
+        uuid: name
+        for gpu in gpus
+        for uuid, name, _ in ((gpu.uuid, resources.GPU, None), *resources.devices(gpu))
+        if uuid
+    }
+
+
 def _weight(pod: pod_object.Pod, now_s: float, within_s: float) -> int:
     """Return how much the eviction of a pod matters; see ``Usage.use_by_device``."""
     if pod.is_terminating:
         is_soon = -_STUCK_AFTER_S <= pod.ends_by_s - now_s <= within_s
         return _ENDS_SOON if is_soon else _IN_USE
     return _MUST_STAY if pod.is_mirror or pod.is_kept else _IN_USE
-
-
-def _of(
-    pod: pod_object.Pod, allocations: Mapping[str, pod_object.PodDevices]
-) -> pod_object.PodDevices | None:
-    """Return a pod's allocation; one with the name of a new pod is its predecessor's."""
-    return allocations.get(pod.key) if pod.is_admitted else None
-
-
-def _known_devices(pod: pod_object.Pod, allocated: pod_object.PodDevices | None) -> frozenset[str]:
-    """Return the ids of the devices that a pod is known to have, by kubelet or by a claim."""
-    claimed = pod.claimed_ids or frozenset[str]()
-    return claimed | allocated.device_ids if allocated else claimed
-
-
-def _plugin_resources(pod: pod_object.Pod) -> frozenset[str]:
-    """Return the ``nvidia.com/*`` resources of a device plugin that a pod uses or will use."""
-    return frozenset(pod.gpu_resources.keys() - pod.claimed_resources - pod.completed_resources)
 
 
 def _join(one: pod_object.PodDevices, other: pod_object.PodDevices) -> pod_object.PodDevices:
