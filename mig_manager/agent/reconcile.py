@@ -281,6 +281,9 @@ class Reconciler:
             except errors.LockedError as error:
                 # The other manager restores the node, or the next agent does.
                 _log.info("recovery_waits", error=error.message)
+        elif self._deps.slots is not None:
+            # A run that waited for the lock has left it.
+            self._deps.slots.release()
 
     def _is_run_open(self, view: node_object.NodeView) -> bool:
         """Return whether the node shows a run under way, or keeps pods away for one."""

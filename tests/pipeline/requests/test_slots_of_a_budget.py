@@ -270,6 +270,27 @@ def test_an_agent_without_the_lock_keeps_the_slot_of_the_other(
     assert not rig.slots.is_taken
 
 
+@pytest.mark.parametrize("is_changed", [False, True], ids=["free", "changed by another agent"])
+def test_an_agent_that_stops_while_it_waits_for_the_lock_frees_its_slot(
+    rig: node_rig.NodeRig, *, is_changed: bool
+) -> None:
+    lock = fakes.FakeLock()
+    agent = agents.new_agent(rig, lock=lock)
+
+    def lock_for_others() -> None:
+        lock.refusals = 10**9
+
+    rig.callbacks.add("slots.take", lock_for_others, times=1)
+    ends.supersede(
+        rig, "one-slice-changed", by=agent, ends_when=lambda: 0 < lock.refusals < 10**9 - 2
+    )
+
+    rig.node_object.has_reconfiguring_taint = is_changed
+    agent.stop()
+
+    assert rig.slots.is_taken is is_changed
+
+
 def test_a_node_without_a_request_holds_no_slot(rig: node_rig.NodeRig) -> None:
     rig.slots.is_taken = True
 
