@@ -141,8 +141,9 @@ class Term:
         self, now: dt.datetime
     ) -> tuple[tuple[partitioned_nodes.PartitionedNode, ...], tuple[demand.Pending, ...]]:
         """Return the nodes with their pods' requests, and the pending pods."""
-        self._waits.measure(self._cluster.bound(self._waits.served), now)
-        pending = self._waits.with_times(self._cluster.pending(), now)
+        waiting, bound = self._cluster.pending_and_bound(self._waits.served)
+        self._waits.measure(bound, now)
+        pending = self._waits.with_times(waiting, now)
         nodes = self._cluster.nodes()
         requests = self._cluster.requests
         dated = self._own_clock.with_own_times(nodes, requests, now=now)

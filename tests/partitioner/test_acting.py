@@ -8,6 +8,7 @@ from mig_manager import errors
 from mig_manager.core.layout import config, selection
 from mig_manager.core.node.devices import resources
 from mig_manager.core.objects import well_known
+from mig_manager.core.partitioning import demand
 from mig_manager.sandbox.apiserver import kinds
 from tests.partitioner.partitioner_rig import SOON_S, TERM_S, PartitionerRig
 from tests.rigs import layout_table
@@ -60,6 +61,32 @@ def test_a_node_under_change_or_with_room_gets_no_further_request(
     assert rig.metric(replica, "wait_seconds_count") == 1
     assert rig.metric(replica, "wait_seconds_sum") > TERM_S
     assert rig.metric(replica, "answers_total", result="applied") == 1
+
+
+def test_wait_of_a_pod_that_is_bound_during_a_decision_is_measured(
+    rig: PartitionerRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig.add_node()
+    rig.add_pods("p1")
+    replica = rig.replica()
+    rig.pass_time(TERM_S, replica)
+    rig.answer("n1")
+    rig.sync(replica)
+    pods = replica.service.cluster.pods
+
+    def bind_after_reading() -> tuple[demand.Pending | demand.PodOfNode, ...]:
+        monkeypatch.undo()
+        listed = pods.items()
+        rig.bind("p1", "n1")
+        rig.sync(replica)
+        return listed
+
+    monkeypatch.setattr(pods, "items", bind_after_reading)
+    rig.clock.now_s += TERM_S
+    replica.service.loop.step()
+    rig.pass_time(TERM_S, replica)
+
+    assert rig.metric(replica, "wait_seconds_count") == 1
 
 
 def test_pod_that_ends_no_longer_counts_and_is_not_watched(rig: PartitionerRig) -> None:

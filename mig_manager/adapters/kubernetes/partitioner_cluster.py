@@ -127,16 +127,17 @@ class PartitionerCluster:
         nodes |= {name: after for name, (_, after) in self._written.items()}
         return self._claims.with_claims(nodes.values())
 
-    def pending(self) -> tuple[demand.Pending, ...]:
-        """Return the pods that wait for MIG devices."""
-        return tuple(pod for pod in self.pods.items() if isinstance(pod, demand.Pending))
+    def pending_and_bound(
+        self, uids: Collection[str]
+    ) -> tuple[tuple[demand.Pending, ...], set[str]]:
+        """Return the pods that wait for MIG devices, and which pods, by UID, have a node.
 
-    def bound(self, uids: Collection[str]) -> set[str]:
-        """Return which pods, by UID, have a node."""
-        if not uids:
-            return set()
-        pods = (pod for pod in self.pods.items() if isinstance(pod, demand.BoundPod))
-        return {pod.uid for pod in pods if pod.uid in uids}
+        Both at one moment, so that a pod which is bound meanwhile is in one of them.
+        """
+        pods = self.pods.items()
+        pending = tuple(pod for pod in pods if isinstance(pod, demand.Pending))
+        bound = {pod.uid for pod in pods if isinstance(pod, demand.BoundPod) and pod.uid in uids}
+        return pending, bound
 
     def request(self, change: decisions.NodeChange) -> bool:
         """Request a layout of a node; return False if the node has changed since, or is gone.
