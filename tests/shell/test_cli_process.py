@@ -50,11 +50,14 @@ def test_a_closed_pipe_is_no_error(tmp_path: pathlib.Path) -> None:
     assert child.returncode == 141
 
 
-def test_interrupt_while_the_program_loads_prints_no_traceback(tmp_path: pathlib.Path) -> None:
+@pytest.mark.parametrize("package", ["mig_manager", "mig_manager.kubectl"])
+def test_interrupt_while_a_program_loads_prints_no_traceback(
+    tmp_path: pathlib.Path, package: str
+) -> None:
     interrupt = 'event == "import" and name == "mig_manager.cli" and signal.raise_signal(2)'
     code = f"""import signal, sys
 sys.addaudithook(lambda event, args: [{interrupt} for name in args[:1]])
-from mig_manager.__main__ import main
+from {package}.__main__ import main
 main()"""
     with program(sys.executable, "-c", code, folder=tmp_path) as child:
         assert child.communicate() == ("", "")

@@ -85,7 +85,7 @@ assert sys.modules["mig_manager.change.applying"]
     ),
     "the kubectl plugin": (
         """
-import mig_manager.kubectl.__main__
+import mig_manager.kubectl.main
 from mig_manager.kubectl import plugin_registry
 for row in plugin_registry.PROGRAM.rows:
     plugin_registry.PROGRAM.options_of(row.name)

@@ -18,7 +18,7 @@ from mig_manager.adapters import kubectl
 from mig_manager.cli.toolkit import console
 from mig_manager.core import model
 from mig_manager.core.records import run_status
-from mig_manager.kubectl import __main__ as plugin
+from mig_manager.kubectl import main as plugin
 from testkit import apiserver
 from tests.rigs import api_objects, layout_table, programs
 from tests.rigs.node import gpu_values

@@ -11,7 +11,7 @@ from mig_manager.adapters import cluster_reader, rest
 from mig_manager.adapters.kubectl import Kubectl
 from mig_manager.cli.toolkit import console
 from mig_manager.core.objects import node_object
-from mig_manager.kubectl import __main__ as plugin
+from mig_manager.kubectl import main as plugin
 from testkit import apiserver
 from tests.rigs import programs
 from tests.rigs.shell import commandline, plugin_rig
