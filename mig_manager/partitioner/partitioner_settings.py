@@ -21,6 +21,7 @@ _MAX_RESERVED = 99999
 _LEASE = "leader election"
 _MIN_LEASE_S = 45.0  # a write with all its retries takes up to 30 s
 _OFFLINE = "offline"
+_OF_REPLAY = ("prometheus", "replay_days", "scheduler", "replay_limit_s")
 
 
 class Mode(enum.Enum):
@@ -243,8 +244,9 @@ class PartitionerSettings:
             raise errors.UsageError("--simulate needs two files: --simulate NODES PODS")
         if values["is_replay"] and values["simulated_nodes"] is None:
             raise errors.UsageError("--replay needs --simulate NODES PODS")
-        if values["prometheus"] and not values["is_replay"]:
-            raise errors.UsageError("--prometheus needs --replay")
+        for key in _OF_REPLAY:
+            if parsed.get(key) and not values["is_replay"]:
+                raise errors.UsageError(f"--{key.replace('_', '-')} needs --replay")
         if values["is_debug"]:
             values["log_level"] = node_settings.LogLevel.DEBUG
         return cls(**values, limits=_limits(values))

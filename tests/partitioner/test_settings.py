@@ -74,6 +74,9 @@ def test_options_and_variables_set_the_limits() -> None:
         (("--quiet-s", "20"), "--longest-wait-s must not be less than --quiet-s"),
         (("--lease-duration-s", "10"), "is not a number of seconds from 45"),
         (("--lease-name", "a/b"), "is not the name of an object"),
+        (("--replay-days", "2"), "--replay-days needs --replay"),
+        (("--scheduler", "packed"), "--scheduler needs --replay"),
+        (("--replay-limit-s", "9"), "--replay-limit-s needs --replay"),
     ],
 )
 def test_a_value_that_cannot_be_used_is_named(words: tuple[str, ...], message: str) -> None:
