@@ -6,6 +6,7 @@ which. Some agents publish which instances are in use; elsewhere the first ones 
 
 import collections
 import dataclasses
+import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from mig_manager.core import messages, model
@@ -130,7 +131,10 @@ _Span = tuple[str, model.Placement | None]
 def _in_use(
     node: fleet_nodes.FleetNode, gpus: Collection[model.Gpu], pods: Iterable[pod_object.Pod]
 ) -> frozenset[_Span]:
-    """Return as many instances and whole GPUs of each kind as pods on the node request."""
+    """Return as many instances and whole GPUs of each kind as pods on the node request.
+
+    Of devices that pods can share, those that are published, but at least as many as needed.
+    """
     use, _ = fleet_nodes.published_use(node, gpus)
     placements = use.in_use if use else {}
     published = {
@@ -152,9 +156,15 @@ def _in_use(
         for _, name, placement in resources.devices(gpu, node.strategy)
     ]
     spans.sort(key=lambda each: each[1] not in known_first)
+    counts = collections.Counter(name for name, _ in spans)
+    needed = {
+        name: math.ceil(requested[name] / resources.replicas(node.view.capacity, name, n))
+        for name, n in counts.items()
+    }
     in_use: set[_Span] = {*published} if has_claims else set()
     for name, span in spans:
-        if requested[name] > 0:
+        if needed[name] > 0 or (span in known_first and requested[name] > 0):
+            needed[name] -= 1
             requested[name] -= 1
             in_use.add(span)
     return frozenset(in_use)

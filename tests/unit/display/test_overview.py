@@ -31,6 +31,7 @@ def node(
     applied: str = "balanced",
     before: str = "",
     strategy: str = "mixed",
+    shared: str = "",
     state: run_status.State = run_status.State.SUCCESS,
     **members: str,
 ) -> fleet_nodes.FleetNode:
@@ -46,9 +47,11 @@ def node(
     if strategy:
         labels["nvidia.com/mig.strategy"] = strategy
     allocatable = {} if strategy else {"nvidia.com/gpu": "2"}
-    return fleet_nodes.parse(
-        api_objects.a_node("a", labels, annotations=annotations, allocatable=allocatable)
-    )
+    if shared:
+        allocatable[f"nvidia.com/{shared}"] = "8"
+    item = api_objects.a_node("a", labels, annotations=annotations, allocatable=allocatable)
+    item["status"]["capacity"] = allocatable
+    return fleet_nodes.parse(item)
 
 
 def pod(name: str, profile: str, *, on: str = "a") -> pod_object.Pod:
@@ -103,6 +106,24 @@ def drawn(
             node(ONE_FREE, model.Placement(0, 4)),
             ["claim"],
             "0 │···············│3g░░░░░░░░░░░░░│",
+        ),
+        (
+            # Four pods can share one.
+            node(BALANCED, shared="mig-1g.5gb"),
+            ["mig-1g.5gb"] * 4,
+            "0 │2g░░░░░│1g█│1g░│3g░░░░░░░░░░░░░│",
+        ),
+        (
+            node(BALANCED, shared="mig-1g.5gb.shared"),
+            ["mig-1g.5gb.shared"] * 5,
+            "0 │2g░░░░░│1g█│1g█│3g░░░░░░░░░░░░░│",
+        ),
+        (
+            node(
+                BALANCED, model.Placement(2, 1), model.Placement(3, 1), shared="mig-1g.5gb.shared"
+            ),
+            ["mig-1g.5gb.shared"] * 2,
+            "0 │2g░░░░░│1g█│1g█│3g░░░░░░░░░░░░░│",
         ),
         (node(OFF), ["gpu"], "0 │MIG off████████████████████████│"),
         (node(OFF), [], "0 │MIG off░░░░░░░░░░░░░░░░░░░░░░░░│"),

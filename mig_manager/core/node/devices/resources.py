@@ -195,6 +195,16 @@ class Loss:
         return max(0, in_use - max(0, self.kind.count - self.destroyed))
 
 
+def replicas(capacity: Mapping[str, int], resource: str, count: int) -> int:
+    """Return how many pods can share each of the ``count`` devices of a resource.
+
+    ``capacity`` is the node's, which counts a device once for each replica.
+    """
+    # Kubelet keeps the capacity of a device's former name, shared or not, for five minutes.
+    shown = max(capacity.get(resource, 0), capacity.get(resource + SHARED, 0))
+    return max(1, shown // count)
+
+
 def kinds(
     gpus: Iterable[model.Gpu],
     pods: Iterable[pod_object.Pod],
@@ -230,10 +240,6 @@ def losses(
 
     ``capacity`` is the node's, which counts a device once for each replica.
     """
-    capacities: collections.Counter[str] = collections.Counter()
-    for name, count in devices_of(capacity).items():
-        # Kubelet keeps the capacity of a device's former name, shared or not, for five minutes.
-        capacities[base(name)] = max(capacities[base(name)], count)
     by_uuid = {gpu.uuid: gpu for gpu in gpus}
     destroyed: collections.Counter[str] = collections.Counter()
     for gpu_plan in plan.gpus:
@@ -246,7 +252,7 @@ def losses(
         Loss(
             kind=kind,
             destroyed=destroyed[kind.resource],
-            replicas=max(1, capacities[kind.resource] // kind.count),
+            replicas=replicas(capacity, kind.resource, kind.count),
             has_unknown=bool(model.unreachable_of(gpus)),
         )
         for kind in kinds(gpus, pods, strategy=strategy)
