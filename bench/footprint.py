@@ -42,7 +42,7 @@ sys.exit(status)
 """Small itself, because a process begins with the memory peak of its parent."""
 _AGENT = (
     "import mig_manager.__main__, mig_manager.agent.main, mig_manager.agent.reports.metrics\n"
-    "import mig_manager.adapters.host.config_watch, mig_manager.adapters.host.web_server\n"
+    "import mig_manager.adapters.host.file_watch, mig_manager.adapters.host.web_server\n"
 )
 """The imports of an agent with pages for Prometheus until it is ready."""
 

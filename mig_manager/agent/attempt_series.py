@@ -64,7 +64,7 @@ class AttemptSeries:
         if options.attempt == 1:
             self._context.memory.begin_request()
         now_s = self._context.deps.clock.unix_s()
-        current = custom_layouts.request_for(request.config, request.custom)
+        current = custom_layouts.request_for(request.layout, request.custom)
         self._record = self.record.continued_as(current, is_new=options.is_new, now_s=now_s)
         return self._record
 
@@ -109,17 +109,17 @@ class AttemptSeries:
 
     def _resume_or_undo(self, request: layout_request.Request) -> None:
         deps, journal = self._context.deps, self.journal
-        is_resumed = bool(request.config) and journal.key == request.key
+        is_resumed = bool(request.layout) and journal.key == request.key
         _log.warning(
             "interrupted_run_found",
-            config=journal.config,
+            config=journal.layout,
             has_rebooted=bool(journal.boot_id) and journal.boot_id != deps.boot_id,
             is_resumed=is_resumed,
         )
         if not is_resumed:
             self.undo()
             return
-        message = f"resuming {request.config} after an interruption"
+        message = f"resuming {request.layout} after an interruption"
         deps.node.emit(reason="Recovered", message=message, is_warning=False)
 
     def mark_outdated(self) -> None:
@@ -196,17 +196,17 @@ class AttemptSeries:
             ),
             hooks=hook_points.HookPoints(
                 deps.hooks,
-                variables={"MIG_PARTED_SELECTED_CONFIG": request.config},
+                variables={"MIG_PARTED_SELECTED_CONFIG": request.layout},
                 telemetry=deps.telemetry,
             ),
         )
 
     def _first_status(self, request: layout_request.Request, attempt: int) -> run_status.RunStatus:
         # A failure before the layout is resolved must not cause a second reboot.
-        rebooted = self.record.rebooted_hash if self.record.config == request.config else None
+        rebooted = self.record.rebooted_hash if self.record.layout == request.layout else None
         return run_status.RunStatus(
-            config=request.config,
-            config_hash=rebooted or "",
+            layout=request.layout,
+            content_hash=rebooted or "",
             state=run_status.State.PENDING,
             phase=run_status.Phase.RESOLVE,
             reason=None,
@@ -243,7 +243,7 @@ class AttemptSeries:
         Raises:
             LockedError: Another manager is at work; nothing was undone.
         """
-        with self.start_attempt(layout_request.Request(config=self.journal.config)) as attempt:
+        with self.start_attempt(layout_request.Request(layout=self.journal.layout)) as attempt:
             failures.undo_interrupted(attempt)
 
     def end_pending(self, why: str, key: run_status.RequestKey = run_status.NO_REQUEST) -> None:
@@ -254,7 +254,7 @@ class AttemptSeries:
         Raises:
             LockedError: Another manager is at work; nothing was restored.
         """
-        request = layout_request.Request(config=key.config, annotation_hash=key.annotation_hash)
+        request = layout_request.Request(layout=key.layout, annotation_hash=key.annotation_hash)
         with self.start_attempt(request) as attempt, attempt.hold_lock(why):
             attempt.recorder.take_over()
             why = messages.join(why, services_and_hooks.restore(attempt))

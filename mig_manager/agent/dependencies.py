@@ -64,7 +64,7 @@ def of_node(
         is_advertiser=settings.advertises_simulated,
         processes=workers.processes,
         slices=pod_claims.KubeSlices(kube, node_name=settings.node_name),
-        configs=files.ConfigFile(settings.config_file),
+        layout_source=files.SourceFile(settings.config_file),
         extra_clients=functools.partial(_extra_clients, settings),
         clock=system,
         telemetry=telemetry,
@@ -117,7 +117,7 @@ def _extra_clients(settings: agent_settings.AgentSettings) -> tuple[client_table
     """Read the file of further GPU clients; ConfigError if it is invalid."""
     if not settings.extra_clients_file:
         return ()
-    listed = files.ConfigFile(settings.extra_clients_file)
+    listed = files.SourceFile(settings.extra_clients_file)
     return client_table.parse(listed.read(), source=listed.name)
 
 
@@ -191,7 +191,7 @@ def _with_machine(
     from mig_manager.adapters.host import systemd  # noqa: PLC0415 - few nodes need its library
 
     if settings.shuts_host_clients and settings.gpu_clients_file:
-        listed = files.ConfigFile(settings.gpu_clients_file)
+        listed = files.SourceFile(settings.gpu_clients_file)
         deps = dataclasses.replace(
             deps,
             services=systemd.Systemd(

@@ -48,7 +48,7 @@ class Inbox:
             if custom and before.request.custom == dataclasses.replace(custom, is_on_demand=True):
                 # The owner ended on-demand partitioning: this run still must not evict pods.
                 custom = before.request.custom
-            request = layout_request.Request(config=name or "", custom=custom)
+            request = layout_request.Request(layout=name or "", custom=custom)
             is_first = before.generation == 0
             is_new = is_first or request != before.request
             after = dataclasses.replace(
@@ -147,10 +147,10 @@ class Inbox:
                 raise errors.Superseded("the agent is shutting down", by.STOP)
             if latest.generation == generation:
                 return
-            if not latest.request.config:
+            if not latest.request.layout:
                 raise errors.Superseded("the label was removed", by.NO_LAYOUT)
             raise errors.Superseded(
-                f"label, layout or Node object changed; {latest.request.config} is requested now",
+                f"label, layout or Node object changed; {latest.request.layout} is requested now",
                 by.SAME_LAYOUT if latest.since <= generation else by.OTHER_LAYOUT,
             )
 

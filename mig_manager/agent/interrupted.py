@@ -142,7 +142,7 @@ def has_ended(journal: journals.Journal, view: node_object.NodeView) -> bool:
     )
 
 
-def read_saved(host_copy_file: ports.KeptText, view: node_object.NodeView) -> str:
+def read_saved(host_copy_file: ports.SavedText, view: node_object.NodeView) -> str:
     """Return what an agent saved on the host before the Node was registered again; else empty.
 
     A Node with a status is the one that an agent wrote to last.
@@ -151,7 +151,7 @@ def read_saved(host_copy_file: ports.KeptText, view: node_object.NodeView) -> st
     return _read_host(host_copy_file) if published is None else ""
 
 
-def _read_host(host_copy_file: ports.KeptText) -> str:
+def _read_host(host_copy_file: ports.SavedText) -> str:
     """Return what an agent saved on the host; empty if nothing, or if it cannot be read."""
     try:
         return host_copy_file.read() or ""

@@ -10,7 +10,7 @@ from mig_manager.core.records import requests, run_status
 class Request:
     """The requested layout."""
 
-    config: str = ""  # the name of the layout; empty: none is requested
+    layout: str = ""  # the name of the layout; empty: none is requested
     custom: custom_layouts.CustomRequest | None = None
     """The content of ``custom``; None for other layouts."""
     annotation_hash: str = ""
@@ -21,7 +21,7 @@ class Request:
         """Which request this is, for comparison with a record or journal."""
         custom = self.custom
         return run_status.RequestKey(
-            self.config, custom.annotation_hash if custom else self.annotation_hash
+            self.layout, custom.annotation_hash if custom else self.annotation_hash
         )
 
 

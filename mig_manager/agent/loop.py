@@ -144,7 +144,7 @@ class AgentLoop:
         self._telemetry.attempt_began(options.attempt)
         try:
             self._reconciler.recover(received.request)
-            if not received.request.config:
+            if not received.request.layout:
                 return None, self._reconciler.restore_without_request()
             self._run_generation = received.generation
             outcome = self._reconciler.run(received.request, received, options)
@@ -174,7 +174,7 @@ class AgentLoop:
     ) -> outcomes.Outcome | None:
         """Check whether the GPUs have the layout, act, and return the outcome of the last run."""
         try:
-            if not received.request.config:
+            if not received.request.layout:
                 action = self._reconciler.check_without_request()
             elif outcome is None:
                 return outcome

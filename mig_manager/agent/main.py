@@ -9,7 +9,7 @@ import structlog
 
 from mig_manager import gpu_ports
 from mig_manager.adapters import host
-from mig_manager.adapters.host import config_watch
+from mig_manager.adapters.host import file_watch
 from mig_manager.adapters.kubernetes import api, pods, watch
 from mig_manager.adapters.nvml import event_listener
 from mig_manager.agent import agent_settings, dependencies, intake, loop, reconcile
@@ -150,9 +150,9 @@ class Agent:
                 settings.host.gpu_clients_file,
             )
             for path in filter(None, watched if self._watches_files else ()):
-                file_watch = config_watch.ConfigWatch(path, self._inbox.put_file_change)
-                file_watch.start()
-                stack.callback(file_watch.stop)
+                changes = file_watch.FileWatch(path, self._inbox.put_file_change)
+                changes.start()
+                stack.callback(changes.stop)
             stack.callback(self._stop.set)
             if self._events:
                 self._events.start()

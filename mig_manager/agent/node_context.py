@@ -54,7 +54,7 @@ class NodeContext:
 
     def layout_file(self) -> layout_documents.Document:
         """Parse the layout file; ConfigError if it cannot be read or is invalid."""
-        source, limits = self.deps.configs, self.limits
+        source, limits = self.deps.layout_source, self.limits
         try:
             return _parsed(source.read(), source=source.name, is_lenient=limits.is_lenient)
         except errors.ConfigError as error:

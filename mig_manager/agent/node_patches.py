@@ -35,7 +35,7 @@ def of_request(
 
 def of_record(record: requests.RequestRecord) -> dict[str, str | None]:
     """Return the annotation with the record of a request; an empty record removes it."""
-    has_any = record.config or record.applied_fingerprints
+    has_any = record.layout or record.applied_fingerprints
     return {well_known.REQUEST_ANNOTATION: record.to_json() if has_any else None}
 
 

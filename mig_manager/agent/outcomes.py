@@ -78,7 +78,7 @@ def success(
     )
     if uuids := status.absent_uuids:
         missing += f" It names GPUs that this node lacks: {messages.list_names(uuids)}."
-    if problem := status.config_problem:
+    if problem := status.file_problem:
         missing += f" It stays, but the file cannot be used: {messages.with_full_stop(problem)}"
     return Outcome(
         state=run_status.State.SUCCESS,
@@ -126,7 +126,7 @@ def report(
     )
     deps.telemetry.run_ended(outcome.state, outcome.reason, seconds)
     if not is_failure:
-        deps.telemetry.layout_applied(status.config, status.config_hash)
+        deps.telemetry.layout_applied(status.layout, status.content_hash)
     deps.node.emit(reason=outcome.reason.value, message=outcome.message, is_warning=is_failure)
     if lost := outcome.verified_gpus.unreachable:
         sentences = (messages.with_full_stop(gpu.sentence) for gpu in lost)

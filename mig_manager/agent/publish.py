@@ -40,7 +40,7 @@ class Publisher:
         ClusterError: From every method: the API refused or does not answer.
     """
 
-    def __init__(self, node: ports.Node, host_copy_file: ports.KeptText) -> None:
+    def __init__(self, node: ports.Node, host_copy_file: ports.SavedText) -> None:
         self._node = node
         self._host_copy_file = host_copy_file
         self._on_host = ""

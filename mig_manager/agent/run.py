@@ -50,7 +50,7 @@ def run(attempt: attempts.Attempt) -> outcomes.Outcome:
             slots.wait(attempt)
             wait = attempt.wait(attempt.limits.lock_timeout_s)
             locked.enter_context(
-                attempt.hold_lock(f"applying layout {attempt.request.config}", wait)
+                attempt.hold_lock(f"applying layout {attempt.request.layout}", wait)
             )
             attempt.recorder.take_over()
             # The interrupted run may be another agent's, unknown before.
@@ -99,7 +99,7 @@ def _save_for_boot(attempt: attempts.Attempt, outcome: outcomes.Outcome) -> None
         covered = {gpu.uuid for gpu in gpus} - attempt.record.gpus_outside(gpus)
         try:
             attempt.verified_layout.save(
-                gpus, config=status.config, config_hash=status.config_hash, covered=covered
+                gpus, layout=status.layout, content_hash=status.content_hash, covered=covered
             )
         except errors.ConfigError as error:
             _log.warning("layout_not_saved", error=error.message)

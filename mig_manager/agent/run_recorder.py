@@ -205,7 +205,7 @@ class RunRecorder:
         )
         labels: dict[str, str | None] = {}
         if is_success:
-            labels = {well_known.APPLIED_LABEL: self.status.config}
+            labels = {well_known.APPLIED_LABEL: self.status.layout}
             self.record = self.record.with_success(self.status, self._deps.boot_id)
         elif outcome.reason is reasons.Reason.DRIFTED:
             labels = {well_known.APPLIED_LABEL: None}

@@ -71,7 +71,7 @@ def apply(
 
 def restore(
     deps: local.LocalDependencies,
-    source: ports.ConfigSource,
+    source: ports.TextSource,
     *,
     is_mode_only: bool = False,
 ) -> plans.ApplyResult:
@@ -152,7 +152,7 @@ def _run(
     points.load()
     with lock:
         observed = local.observe_when_loaded(deps)
-        recorder = local_journal.open_recorder(deps, observed, config=requested.full_name)
+        recorder = local_journal.open_recorder(deps, observed, layout=requested.full_name)
         change = _LockedChange(
             deps=deps,
             requested=requested,
@@ -342,7 +342,7 @@ class _LockedChange:
             )
             if self.recorder.journal.gpus.snapshot:
                 # The snapshot belongs to the interrupted change.
-                self.recorder.set_journal(config=self.interrupted.config)
+                self.recorder.set_journal(layout=self.interrupted.layout)
             waiting = [*_pending(combined.plan(after))]
             for gpu in waiting:
                 self.deps.notify(f"the MIG mode of {gpu} waits for a reset or a reboot")
@@ -372,8 +372,8 @@ class _LockedChange:
         try:
             self.deps.verified_layout.save(
                 gpus,
-                config=self.requested.full_name,
-                config_hash=self.requested.content_hash,
+                layout=self.requested.full_name,
+                content_hash=self.requested.content_hash,
                 covered=self.requested.gpu_uuids(gpus),
             )
         except errors.ConfigError as error:

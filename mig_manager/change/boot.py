@@ -237,7 +237,7 @@ def _restore(
     deps: local.LocalDependencies, saved: verified_layouts.VerifiedLayout, *, resets_faulty: bool
 ) -> Restored:
     observed = local.observe_when_loaded(deps)
-    recorder = local_journal.open_recorder(deps, observed, config=saved.config)
+    recorder = local_journal.open_recorder(deps, observed, layout=saved.layout)
     interrupted = {gpu.uuid: gpu for gpu in recorder.journal.gpus.snapshot}
     # The interrupted run may have changed GPUs that the saved layout does not cover. It lists such
     # GPUs as that run left them, if at all.
@@ -268,7 +268,7 @@ def _restore(
         deps.notify(sentence)
     problems = [*_other_gpus(observed, target), *misfits, *_problems(outcome, observed)]
     rounds = tuple(
-        plans.Planned(layout=saved.config, gpus=each.gpus, desired={}, plan=each.plan, users={})
+        plans.Planned(layout=saved.layout, gpus=each.gpus, desired={}, plan=each.plan, users={})
         for each in outcome.executed
     )
     after = observed
@@ -278,7 +278,7 @@ def _restore(
         except errors.HardwareError as error:
             problems.append(_problem_of(error))
     return Restored(
-        layout=saved.config,
+        layout=saved.layout,
         rounds=rounds,
         problems=tuple(problems),
         may_be_partial=any(gpu.uuid in uuids for gpu in recorder.journal.gpus.snapshot),
@@ -307,10 +307,10 @@ def _earlier_states(
 ) -> Iterator[str]:
     """Describe the GPUs that get an earlier layout than the saved one."""
     for gpu in observed:
-        if config := saved.earlier.get(gpu.uuid):
+        if layout := saved.earlier.get(gpu.uuid):
             yield (
-                f"{gpu} was unreachable when layout '{saved.config}' was verified: its saved "
-                f"state is of layout '{config}'"
+                f"{gpu} was unreachable when layout '{saved.layout}' was verified: its saved "
+                f"state is of layout '{layout}'"
             )
 
 

@@ -15,7 +15,7 @@ from mig_manager.core.records import verified_layouts
 class VerifiedLayoutStore:
     """The saved layout; only the process that has the node's lock writes it."""
 
-    file: ports.KeptText
+    file: ports.SavedText
     boot_id: str
 
     def parse(self) -> verified_layouts.VerifiedLayout | None:
@@ -37,8 +37,8 @@ class VerifiedLayoutStore:
         self,
         gpus: model.ObservedGpus,
         *,
-        config: str,
-        config_hash: str,
+        layout: str,
+        content_hash: str,
         covered: Collection[str],
     ) -> None:
         """Save a verified layout, and keep the saved state of unreachable GPUs.
@@ -57,8 +57,8 @@ class VerifiedLayoutStore:
         if gpus.unreachable and (saved := self.read()):
             missing = gpus.unreachable_snapshots(saved.snapshot)
             snapshot += missing
-            if (saved.config, saved.config_hash) != (config, config_hash):
-                earlier = {gpu.uuid: saved.config for gpu in missing}
+            if (saved.layout, saved.content_hash) != (layout, content_hash):
+                earlier = {gpu.uuid: saved.layout for gpu in missing}
             earlier |= {
                 gpu.uuid: saved.earlier[gpu.uuid] for gpu in missing if gpu.uuid in saved.earlier
             }
@@ -67,8 +67,8 @@ class VerifiedLayoutStore:
                 inventory += tuple(gpu for gpu in saved.gpus if gpu.uuid in lost)
         self._write(
             verified_layouts.VerifiedLayout(
-                config=config,
-                config_hash=config_hash,
+                layout=layout,
+                content_hash=content_hash,
                 boot_id=self.boot_id,
                 snapshot=snapshot,
                 gpus=inventory,

@@ -25,8 +25,8 @@ class LocalDependencies:
 
     gpus: ports.Gpus
     lock: ports.NodeLock
-    journal: ports.KeptFile  # journal of a change under way
-    verified_layout_file: ports.KeptFile
+    journal: ports.SavedFile  # journal of a change under way
+    verified_layout_file: ports.SavedFile
     clock: timing.Clock
     boot_id: str  # differs after each reboot; empty: unknown
     lock_timeout_s: float

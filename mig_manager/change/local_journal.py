@@ -24,11 +24,11 @@ class LocalRecorder:
 
     deps: local.LocalDependencies
     journal: journals.Journal
-    config: str = ""  # the layout that the next change applies
+    layout: str = ""  # the layout that the next change applies
 
     def begin_execution(self, before: model.Snapshots, _plan: steps.Plan) -> None:
         """Write the snapshot that a rollback restores; UsageError if that is impossible."""
-        self.set_journal(config=self.config, gpus=self.journal.gpus.with_snapshot(before))
+        self.set_journal(layout=self.layout, gpus=self.journal.gpus.with_snapshot(before))
 
     def begin_rollback(self) -> None:
         """Report nothing: the outcome of the change includes the rollback's."""
@@ -93,11 +93,11 @@ class LocalRecorder:
 
 def describe_interrupted(entries: journals.Journal) -> str:
     """Name the change of an interrupted run, as the start of a sentence."""
-    return f"the change to layout '{entries.config}' was left unfinished"
+    return f"the change to layout '{entries.layout}' was left unfinished"
 
 
 def what_follows(
-    journal: ports.KeptFile,
+    journal: ports.SavedFile,
     observed: model.ObservedGpus = model.NO_GPUS,
     covered: Collection[str] = (),
 ) -> str:
@@ -135,12 +135,12 @@ def as_if_undone(
     )
 
 
-def _read(journal: ports.KeptFile) -> journals.Journal:
+def _read(journal: ports.SavedFile) -> journals.Journal:
     """Return the journal's entries; none if it is missing or invalid."""
     try:
         return journals.Journal.from_json(journal.read() or "")
     except (ValueError, errors.ConfigError, errors.LayoutError):
-        return journals.Journal(config="")
+        return journals.Journal(layout="")
 
 
 def list_restored_outside(
@@ -169,16 +169,16 @@ def undo_interrupted(deps: local.LocalDependencies) -> str:
 
 
 def open_recorder(
-    deps: local.LocalDependencies, observed: model.ObservedGpus, *, config: str = ""
+    deps: local.LocalDependencies, observed: model.ObservedGpus, *, layout: str = ""
 ) -> LocalRecorder:
     """Open the journal, with the entries of an interrupted run if there are any.
 
-    ``config`` is the layout to apply next.
+    ``layout`` is the one to apply next.
 
     Raises:
         UsageError: An invalid journal cannot be moved away.
     """
-    empty = LocalRecorder(deps, journals.Journal(config=config), config)
+    empty = LocalRecorder(deps, journals.Journal(layout=layout), layout)
     try:
         text = deps.journal.read()
         if text is None:
@@ -202,14 +202,14 @@ def open_recorder(
         deps,
         # The other entries are the agent's, and do not occur in a file.
         journals.Journal(
-            config=entries.config,
+            layout=entries.layout,
             gpus=journals.GpuEntries(
                 snapshot=planner.trim(observed, entries.gpus.snapshot),
                 has_stale_files=True,
                 persistent_gpus=_restore_persistence(deps, entries, observed),
             ),
         ),
-        config=config,
+        layout=layout,
     )
     is_complete = not planner.unowned_instances(observed, entries.gpus.snapshot)
     is_undone = (
@@ -268,7 +268,7 @@ def _why_outdated(
         return ""
     is_complete = uuids.issubset(kept.covered) and len(snapshot) == len(journal.gpus.snapshot)
     is_known = is_complete and kept.boot_id == deps.boot_id
-    return f", and layout '{kept.config}' was verified since" if is_known and is_active else ""
+    return f", and layout '{kept.layout}' was verified since" if is_known and is_active else ""
 
 
 def _not_written(problem: str) -> errors.UsageError:

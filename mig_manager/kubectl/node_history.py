@@ -103,7 +103,7 @@ def _from_node(
     if run is None:
         return
     if run.started_at:
-        message = f"run for {run.config} started, attempt {run.attempt}"
+        message = f"run for {run.layout} started, attempt {run.attempt}"
         yield node_moments.Moment(at=run.started_at, what=_STARTED, message=message)
     is_known = any(each.at == run.finished_at and each.what == run.reason for each in events)
     if run.finished_at and not is_known:

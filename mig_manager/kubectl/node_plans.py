@@ -67,7 +67,7 @@ def _of_node(
     if why_not and presumed is None:
         result = dataclasses.replace(result, message=why_not)
     if result.planned:
-        used = [run.config_hash] if run and run.config == layout_name and run.config_hash else []
+        used = [run.content_hash] if run and run.layout == layout_name and run.content_hash else []
         entries = report.node.listed.layouts
         listed = [each.content_hash for each in entries if each.name == layout_name]
         if layout is None and {*(listed or used)} - {result.content_hash}:

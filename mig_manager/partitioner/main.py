@@ -116,7 +116,7 @@ def _document(
 ) -> layout_documents.Document | None:
     if settings.config_file is None or settings.base_layout is None:
         return None
-    file = files.ConfigFile(settings.config_file)
+    file = files.SourceFile(settings.config_file)
     document = config.parse(file.read(), source=file.name)
     document.layout(settings.base_layout)
     return document

@@ -47,6 +47,6 @@ class NodeLog:
         for node, left_s in resting if has_pending else ():
             if node.name not in self._resting:
                 request = situation.history.requests.get(node.name)
-                is_own = request is not None and request.content_hash == node.agent.config_hash
+                is_own = request is not None and request.content_hash == node.agent.content_hash
                 _log.info("node_resting", node=node.name, for_s=round(left_s, 1), is_own=is_own)
         self._resting = frozenset(node.name for node, _ in resting if has_pending)

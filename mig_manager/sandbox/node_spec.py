@@ -102,7 +102,7 @@ def durations_s(path: pathlib.Path) -> dict[str, float]:
 
 @contextlib.contextmanager
 def _parsing(path: pathlib.Path) -> Iterator[dict[str, Any]]:
-    text = files.ConfigFile(path).read()
+    text = files.SourceFile(path).read()
     try:
         with json_text.decoding("a capture by 'mig-manager acceptance'"):
             yield json_text.parse_object(text)

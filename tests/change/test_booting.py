@@ -49,7 +49,7 @@ def test_boot_restores_placements_that_no_empty_gpu_would_get(ampere: BootRig) -
     moved = samples.gpu(samples.A100, "2g.10gb@4[]").gpu_instances
     verified = ampere.verified_layout
     first = dataclasses.replace(verified.snapshot[0], gpu_instances=moved)
-    odd = dataclasses.replace(verified, config="odd", snapshot=(first, *verified.snapshot[1:]))
+    odd = dataclasses.replace(verified, layout="odd", snapshot=(first, *verified.snapshot[1:]))
     ampere.verified_layout_file.text = odd.to_json()
     ampere.reboot()
 
@@ -120,7 +120,7 @@ def test_each_apply_saves_its_verified_layout_also_with_mig_off(
     for _applied_and_already_applied in range(2):
         ampere.verified_layout_file.text = None
         ampere.change_to("off")
-        assert ampere.verified_layout.config == "off"
+        assert ampere.verified_layout.layout == "off"
     ampere.reboot()
 
     assert (ampere.boot().rounds, ampere.driver.executed_steps) == ((), [])
@@ -186,7 +186,7 @@ def test_boot_sets_an_unreadable_layout_aside_for_the_fallback(ampere: BootRig) 
     assert len(ampere.boot("mixed").problems) == 1
 
     assert ampere.is_restored()
-    assert (ampere.verified_layout.config, ampere.verified_layout.boot_id) == ("mixed", "boot-2")
+    assert (ampere.verified_layout.layout, ampere.verified_layout.boot_id) == ("mixed", "boot-2")
     ampere.verified_layout_file.failing_operations = {"read", "set_aside"}
     with pytest.raises(errors.UsageError) as caught:
         ampere.boot()

@@ -88,7 +88,7 @@ def test_a_gpu_in_use_outside_the_layout_is_restored_later(rig: LocalRig) -> Non
 
     assert "outside this layout, is not restored while it is in use" in rig.notes[0]
     assert (rig.has("first-only"), rig.geometry[1]) == (True, killed[1])
-    assert rig.local_journal.config == "requested"
+    assert rig.local_journal.layout == "requested"
 
     rig.pods.clear()
     rig.change_to("first-only")
@@ -236,7 +236,7 @@ def test_a_journal_older_than_an_agents_verified_layout_undoes_nothing(rig: Loca
     rig.set_up("other")
     saved = layout_store.VerifiedLayoutStore(rig.verified_layout_file, "boot-1")
     gpus = rig.deps.gpus.observe()
-    saved.save(gpus, config="other", config_hash="h", covered={gpu.uuid for gpu in gpus})
+    saved.save(gpus, layout="other", content_hash="h", covered={gpu.uuid for gpu in gpus})
     verified = rig.geometry
 
     observed = rig.deps.gpus.observe()

@@ -25,7 +25,7 @@ def test_journal_exists_from_the_first_step_to_the_last(rig: LocalRig) -> None:
     rig.change_to("requested")
 
     journal = journals.Journal.from_json(journal_texts[0] or "")
-    assert (journal.config, journal.boot_id) == ("requested", "boot-1")
+    assert (journal.layout, journal.boot_id) == ("requested", "boot-1")
     assert planner.restore(rig.gpus, journal.gpus.snapshot) == planner.restore(rig.gpus, snapshot)
     assert len(set(journal_texts)) == 1
     assert rig.journal.read() is None
@@ -35,7 +35,7 @@ def test_journal_exists_from_the_first_step_to_the_last(rig: LocalRig) -> None:
 def test_journal_of_a_complete_change_is_cleared(rig: LocalRig) -> None:
     snapshot = tuple(gpu.snapshot for gpu in rig.gpus)
     written = journals.Journal(
-        config="requested", boot_id="boot-1", gpus=journals.GpuEntries(snapshot=snapshot)
+        layout="requested", boot_id="boot-1", gpus=journals.GpuEntries(snapshot=snapshot)
     )
     rig.set_up("requested")
     rig.journal.text = written.to_json()
@@ -95,7 +95,7 @@ def test_a_disk_that_fills_during_a_change_hides_no_failure(rig: LocalRig) -> No
 def test_a_reset_whose_journal_cannot_be_written_is_reported(rig: LocalRig) -> None:
     before = journals.GpuEntries(snapshot=tuple(gpu.snapshot for gpu in rig.gpus))
     recorder = local_journal.LocalRecorder(
-        rig.deps, journals.Journal(config="requested", gpus=before)
+        rig.deps, journals.Journal(layout="requested", gpus=before)
     )
     rig.journal.failing_operations = {"write"}
 
@@ -110,7 +110,7 @@ def test_a_layout_of_other_gpus_keeps_the_journal_of_an_unreachable_one(
 ) -> None:
     lost = rig.gpus[1]
     entries = journals.GpuEntries(snapshot=(lost.snapshot,))
-    rig.journal.text = journals.Journal(config="requested", gpus=entries).to_json()
+    rig.journal.text = journals.Journal(layout="requested", gpus=entries).to_json()
     rig.driver.lost = {lost.uuid}
 
     rig.change_to("first-only")

@@ -27,7 +27,7 @@ def test_apply_resets_no_gpu_where_resets_are_forbidden() -> None:
 def test_mode_only_switches_mig_and_leaves_instances_alone() -> None:
     for rig in (off := LocalRig("off"), partitioned := LocalRig()):
         assert rig.change_to("requested", is_mode_only=True).layout == "requested"
-        assert rig.verified_layout.config == "requested (MIG mode only)"
+        assert rig.verified_layout.layout == "requested (MIG mode only)"
 
     assert off.has("bare")
     assert partitioned.has("before")
@@ -127,7 +127,7 @@ def test_persistence_mode_is_restored_after_a_kill_and_not_after_a_reboot(
 ) -> None:
     uuid = rig.gpus[0].uuid
     rig.journal.text = journals.Journal(
-        config="requested",
+        layout="requested",
         boot_id=boot_id,
         gpus=journals.GpuEntries(
             snapshot=tuple(gpu.snapshot for gpu in rig.gpus),
@@ -148,7 +148,7 @@ def test_persistence_mode_that_stays_off_is_restored_by_a_later_run(
 ) -> None:
     uuid = rig.gpus[0].uuid
     journal = journals.Journal(
-        config="requested", boot_id="boot-1", gpus=journals.GpuEntries(persistent_gpus=(uuid,))
+        layout="requested", boot_id="boot-1", gpus=journals.GpuEntries(persistent_gpus=(uuid,))
     )
     rig.journal.text = journal.to_json()
     rig.resets.without_persistence = {uuid}

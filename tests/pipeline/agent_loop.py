@@ -50,11 +50,11 @@ def register_again(rig: node_rig.NodeRig) -> None:
 def run_agent(
     rig: node_rig.NodeRig,
     agent: agents.AgentInMemory,
-    configs: fakes.FakeConfig,
+    layout_source: fakes.FakeConfig,
     on_pause: inboxes.OnPause,
 ) -> outcomes.Outcome | None:
     """Run an agent's loop until it is ended, also by ``EndOfPause``; return its last outcome."""
-    inbox = inboxes.NodeInbox(rig, on_pause, configs=configs)
+    inbox = inboxes.NodeInbox(rig, on_pause, layout_source=layout_source)
     with contextlib.suppress(EndOfPause):
         loop.AgentLoop(agent, inbox, _PAUSES, monotonic=rig.clock.monotonic).serve()
     return agent.outcomes[-1] if agent.outcomes else None

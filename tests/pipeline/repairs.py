@@ -56,7 +56,7 @@ def begun(rig: node_rig.NodeRig, **options: Any) -> agents.AgentInMemory:
 def serve(rig: node_rig.NodeRig, by: agents.AgentInMemory | None = None) -> outcomes.Outcome:
     """Let an agent take over, and repair what it finds at the next drift check."""
     configs = fakes.FakeConfig(agents.LAYOUTS_TEXT)
-    agent = by or agent_of(rig, configs=configs)
+    agent = by or agent_of(rig, layout_source=configs)
     agent_loop.request(rig, "all-balanced")
     pauses_s: list[float] = []
 

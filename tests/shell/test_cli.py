@@ -118,7 +118,7 @@ def test_a_change_under_way_is_named_beside_the_layout_it_may_halve(
     entries = journals.GpuEntries(snapshot=(samples.gpu(samples.A100).snapshot,))
 
     alone = shell(*argv)
-    journal.write_text(journals.Journal(config="night", gpus=entries).to_json())
+    journal.write_text(journals.Journal(layout="night", gpus=entries).to_json())
     killed = shell(*argv)
     with manager.hold("night"):
         changing = shell(*argv)

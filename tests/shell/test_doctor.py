@@ -99,7 +99,7 @@ def test_a_file_that_apply_could_not_write_is_a_warning(
     folder.mkdir()
     (folder / "lock").touch()
     verified = verified_layouts.VerifiedLayout(
-        config="a", config_hash="", boot_id="", snapshot=(), covered=()
+        layout="a", content_hash="", boot_id="", snapshot=(), covered=()
     )
     (folder / "verified-layout").write_text(verified.to_json(), "utf-8")
     folder.chmod(0o555)
@@ -321,7 +321,7 @@ def test_a_journal_of_persistence_mode_is_not_an_unfinished_change(doctor: Docto
     doctor.create()
     journal = doctor.folder / "j"
     entries = journals.GpuEntries(persistent_gpus=("GPU-1",))
-    journal.write_text(journals.Journal(config="all-1g.5gb", gpus=entries).to_json())
+    journal.write_text(journals.Journal(layout="all-1g.5gb", gpus=entries).to_json())
 
     result = doctor.examine("--journal-file", str(journal))
 
@@ -336,7 +336,7 @@ def test_invalid_files_are_named(doctor: DoctorRig) -> None:
     layouts, verified, journal = (doctor.folder / name for name in ("l.yaml", "p", "j"))
     layouts.write_text("version: v2\n")
     verified.write_text("{")
-    journal.write_text(journals.Journal(config="all-1g.5gb").to_json())
+    journal.write_text(journals.Journal(layout="all-1g.5gb").to_json())
 
     result = doctor.examine(
         *("-f", str(layouts)),

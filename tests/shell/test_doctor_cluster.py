@@ -128,7 +128,7 @@ def test_a_journal_of_an_unreachable_gpu_is_not_an_interrupted_run(
     cluster_rig: DoctorCluster,
 ) -> None:
     entries = journals.GpuEntries(snapshot=tuple(gpu.snapshot for gpu in samples.balanced_gpu()))
-    journal = journals.Journal(config="all-1g.5gb", gpus=entries).to_json()
+    journal = journals.Journal(layout="all-1g.5gb", gpus=entries).to_json()
 
     def examine(state: str) -> Findings:
         labels = {well_known.STATE_LABEL: state}
@@ -145,7 +145,7 @@ def test_a_journal_of_persistence_mode_is_not_an_interrupted_run(
     cluster_rig: DoctorCluster, state: str
 ) -> None:
     entries = journals.GpuEntries(persistent_gpus=("GPU-1",))
-    journal = journals.Journal(config="all-1g.5gb", gpus=entries).to_json()
+    journal = journals.Journal(layout="all-1g.5gb", gpus=entries).to_json()
     annotations = {well_known.JOURNAL_ANNOTATION: journal}
     labels = {well_known.STATE_LABEL: state}
     cluster_rig.write(labels=labels, annotations=annotations)

@@ -64,7 +64,7 @@ class Process:
             "node": fake_cluster.FakeNode(rig),
             "workloads": soak_rig.Workloads(rig, lambda: self.inbox.served_layout),
             "allocations": fake_cluster.FakeAllocations(rig),
-            "configs": configs,
+            "layout_source": configs,
         }
         heard: dict[str, Any] = {
             n: process_moments.WatchedPort(p, n, rig.script.call) for n, p in in_memory.items()
@@ -202,7 +202,7 @@ class _StepInbox(inboxes.NodeInbox, ports.Telemetry):
     def next(self, generation: int) -> intake.ReceivedRequest | None:
         received = super().next(generation)
         if received is not None:
-            self.served_layout = received.request.config or None
+            self.served_layout = received.request.layout or None
         return received
 
     def _end_step(self, *, is_resting: bool = False) -> None:

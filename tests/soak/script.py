@@ -195,7 +195,7 @@ def _failure(port: str, pick: int) -> Exception | None:
             return errors.ClusterError(message, reason=_PASSING[pick % len(_PASSING)])
         case "allocations":
             return errors.KubeletError(message)
-        case "configs":
+        case "layout_source":
             return errors.ConfigError(message)
         case "gpus":
             return errors.HardwareError(message, reason=_OF_DRIVER[pick % len(_OF_DRIVER)])

@@ -21,8 +21,8 @@ _FOLDER_MODE = 0o755
 _READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 
 
-class ConfigFile:
-    """A layout file; implements ``ports.ConfigSource``."""
+class SourceFile:
+    """Reads a file of the owner; implements ``ports.TextSource``."""
 
     def __init__(self, path: str | pathlib.Path, *, max_bytes: int = MAX_BYTES) -> None:
         self._path = pathlib.Path(path)
@@ -99,19 +99,19 @@ class _TextFile:
 
 
 class JournalFile(_TextFile):
-    """Implements ``ports.KeptFile``."""
+    """Implements ``ports.SavedFile``."""
 
     _what = "the journal"
 
 
 class VerifiedLayoutFile(_TextFile):
-    """Implements ``ports.KeptFile``."""
+    """Implements ``ports.SavedFile``."""
 
     _what = "the layout kept for the next boot"
 
 
 class HostCopyFile(_TextFile):
-    """Implements ``ports.KeptText`` beside the verified layout."""
+    """Implements ``ports.SavedText`` beside the verified layout."""
 
     _what = "the record of the request"
 

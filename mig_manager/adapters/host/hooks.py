@@ -40,7 +40,7 @@ class HookPrograms:
         timeout_s: float,
     ) -> None:
         self.variables = {**variables, "MIG_PARTED_HOOKS_FILE": str(file)}
-        self._source = files.ConfigFile(file)
+        self._source = files.SourceFile(file)
         # A relative folder would mean something else in the hook's folder.
         folders = [each for each in search_path.split(":") if each.startswith("/")]
         self._search_path = ":".join(folders) or _DEFAULT_PATH

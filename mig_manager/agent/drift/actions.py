@@ -64,7 +64,7 @@ def act(
     )
     match verdict:
         case verdicts.Verdict.CHANGED:
-            _log.info("hardware_changed", config=attempt.request.config)
+            _log.info("hardware_changed", config=attempt.request.layout)
             # A GPU that is back must not cause evictions on another GPU.
             action, next_memory = (Action.HEAL if is_success else Action.RUN), memory
         case verdicts.Verdict.UNKNOWN:
@@ -106,7 +106,7 @@ def _count_failure(
     is_ready = is_success and not (memory.is_drifted or memory.has_phantoms or memory.is_unknown)
     is_unknown = is_ready and memory.failed_checks >= memory.max_failed_checks
     if is_unknown:
-        name, reason = attempt.request.config, observation.error
+        name, reason = attempt.request.layout, observation.error
         condition = readiness.unknown(name, reason, observation.message)
         attempt.deps.node.set_condition(condition)
         attempt.deps.node.emit(reason=reason.value, message=condition.message, is_warning=True)
@@ -145,7 +145,7 @@ def _handle_drift(
         is_same = memory.description == message
     if not (is_same and verdicts.shows(view, run_status.State.FAILED)):
         attempt.deps.telemetry.drift_found(is_drifted=True)
-        _log.warning("drift_found", config=attempt.request.config, pods=affected)
+        _log.warning("drift_found", config=attempt.request.layout, pods=affected)
         attempt.recorder.finish(outcomes.failure(reasons.Reason.DRIFTED, message))
     return message
 

@@ -44,7 +44,7 @@ def compare_gpus(attempt: attempts.Attempt) -> Observation:
         LockedError: Another manager changes the GPUs.
     """
     try:
-        with attempt.hold_lock(f"checking layout {attempt.request.config}", changes_gpus=False):
+        with attempt.hold_lock(f"checking layout {attempt.request.layout}", changes_gpus=False):
             try:
                 target = resolving.resolve(attempt)
             except (errors.ConfigError, errors.LayoutError):
@@ -63,9 +63,9 @@ def compare_gpus(attempt: attempts.Attempt) -> Observation:
         is_file_unusable = verified is not None and resolving.is_about_file(attempt, error)
         if verified:
             attempt.recorder.set_status(
-                config_hash=verified.config_hash,
+                content_hash=verified.content_hash,
                 is_from_owner=verified.is_from_owner,
-                config_problem=error.message if is_file_unusable else "",
+                file_problem=error.message if is_file_unusable else "",
             )
         return Observation(
             gpus=gpus,

@@ -54,7 +54,7 @@ def record_costs(attempt: attempts.Attempt, error: errors.MigManagerError) -> No
     is_costly = attempt.journal.has_evicted and not attempt.is_repair
     if is_costly and not (is_drain or error.reason is reasons.Reason.API_UNAVAILABLE):
         failed = requests.FailedChanges(
-            config_hash=attempt.status.config_hash,
+            content_hash=attempt.status.content_hash,
             boot_id=attempt.deps.boot_id,
             reason=error.reason,
             problem=messages.fit(error.message, requests.MAX_PROBLEM),
@@ -87,7 +87,7 @@ def undo_interrupted(attempt: attempts.Attempt) -> None:
         ClusterError: The API refused or does not answer.
         LockedError: Another manager is at work; nothing was undone.
     """
-    name = attempt.request.config or "a layout"
+    name = attempt.request.layout or "a layout"
     with attempt.hold_lock(f"undoing an interrupted change to {name}"):
         attempt.recorder.take_over()
         before = attempt.journal
@@ -100,7 +100,7 @@ def undo_interrupted(attempt: attempts.Attempt) -> None:
     attempt.recorder.abandon()
     remaining = attempt.journal
     if remaining.without_creations == before.without_creations:
-        _log.warning("rollback_pending", config=attempt.request.config, why=result)
+        _log.warning("rollback_pending", config=attempt.request.layout, why=result)
         return
     done = f"restored the node after an interrupted run for {name}"
     if remaining.needs_undo:

@@ -182,7 +182,7 @@ def _rights(attempt: attempts.Attempt, plan: steps.Plan) -> drain_scope.DrainRig
     if attempt.is_on_demand:
         return drain_scope.Refuse(reasons.Reason.IN_USE, _ON_DEMAND.format)
     failed = attempt.record.failed_changes
-    if failed and failed.are_enough(attempt.status.config_hash, attempt.deps.boot_id):
+    if failed and failed.are_enough(attempt.status.content_hash, attempt.deps.boot_id):
         message = functools.partial(
             outcomes.failed_changes_message, attempt.status.title, failed.count, failed.problem
         )

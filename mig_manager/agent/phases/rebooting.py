@@ -56,7 +56,7 @@ def reboot(
     Raises:
         Rebooting: The agent stops, because the node goes down.
     """
-    name = attempt.request.config
+    name = attempt.request.layout
     why = error.message
     reason = reasons.Reason.REBOOT_REQUIRED
     try:

@@ -43,7 +43,7 @@ def _resolve_layout(attempt: attempts.Attempt) -> targets.LayoutTarget:
     request = attempt.request
     if request.custom:
         # The file has no part in it.
-        attempt.deps.telemetry.config_read(is_usable=True)
+        attempt.deps.telemetry.layout_file_read(is_usable=True)
         layout, warnings = request.custom.layout(is_lenient=attempt.limits.is_lenient)
         target = targets.LayoutTarget(layout=layout, warnings=warnings, is_from_owner=True)
     else:
@@ -53,7 +53,7 @@ def _resolve_layout(attempt: attempts.Attempt) -> targets.LayoutTarget:
     is_same = not target.is_from_owner or rebooted in ("", layout.content_hash)
     was_rebooted = bool(attempt.journal.node.rebooted_from) or (rebooted is not None and is_same)
     attempt.recorder.set_status(
-        config_hash=layout.content_hash,
+        content_hash=layout.content_hash,
         is_from_owner=target.is_from_owner,
         origin=layout.origin,
         is_rebooted=was_rebooted,
@@ -63,7 +63,7 @@ def _resolve_layout(attempt: attempts.Attempt) -> targets.LayoutTarget:
 
 def _resolve_named(attempt: attempts.Attempt) -> targets.LayoutTarget:
     """Return the layout of the file, or a generated one; report whether the file has it."""
-    name = attempt.request.config
+    name = attempt.request.layout
     is_usable = False
     gpus: model.ObservedGpus | None = None
 
@@ -78,16 +78,16 @@ def _resolve_named(attempt: attempts.Attempt) -> targets.LayoutTarget:
         )
         is_from_owner = not (layout.is_generated or attempt.limits.has_default_layouts)
         verified = attempt.record.verified
-        is_other = verified is not None and verified.config_hash != layout.content_hash
+        is_other = verified is not None and verified.content_hash != layout.content_hash
         if verified and verified.is_from_owner and is_other and not is_from_owner:
             raise errors.LayoutError(
-                f"{attempt.deps.configs.name} no longer has layout '{name}', which was applied; "
-                "a generated layout of that name is not applied without a new request",
+                f"{attempt.deps.layout_source.name} no longer has layout '{name}', which was "
+                "applied; a generated layout of that name is not applied without a new request",
                 reason=reasons.Reason.UNKNOWN_CONFIG,
             )
         is_usable = True
     finally:
-        attempt.deps.telemetry.config_read(is_usable=is_usable)
+        attempt.deps.telemetry.layout_file_read(is_usable=is_usable)
     return targets.LayoutTarget(
         layout=layout, warnings=warnings, is_from_owner=is_from_owner, observed=gpus
     )
@@ -136,9 +136,9 @@ def keep_verified(attempt: attempts.Attempt, error: errors.MigManagerError) -> m
     if not applied.has_same(gpus):
         raise error
     attempt.recorder.set_status(
-        config_hash=verified.config_hash,
+        content_hash=verified.content_hash,
         is_from_owner=verified.is_from_owner,
-        config_problem=error.message,
+        file_problem=error.message,
     )
     _log.warning("config_not_used", reason=error.reason.value, error=error.message)
     message = f"{messages.with_full_stop(error.message)} {error.reason.remedy}"

@@ -91,7 +91,7 @@ def _changes_nothing(attempt: attempts.Attempt) -> bool:
     try:
         lock_wait = attempt.wait(attempt.limits.lock_timeout_s)
         with attempt.hold_lock(
-            f"planning layout {attempt.request.config}", lock_wait, changes_gpus=False
+            f"planning layout {attempt.request.layout}", lock_wait, changes_gpus=False
         ):
             target = resolving.resolve(attempt)
             return target.plan(resolving.observed_for(attempt, target)).is_empty

@@ -67,8 +67,8 @@ def verify_unchanged(
         return _finish_interrupted(attempt, gpus, snapshot)
     if is_stale:
         attempt.transaction().refresh()
-    config_now = attempt.node_labels.get(well_known.PLUGIN_CONFIG_LABEL)
-    if attempt.plugin_config not in (None, config_now):
+    present = attempt.node_labels.get(well_known.PLUGIN_CONFIG_LABEL)
+    if attempt.plugin_config not in (None, present):
         _set_plugin_config(attempt, gpus, unrestored)
     else:
         _verify_active(attempt, gpus)

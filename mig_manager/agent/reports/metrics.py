@@ -159,7 +159,7 @@ class AgentMetrics(ports.Telemetry):
     def layout_applied(self, name: str, content_hash: str) -> None:
         metric_registry.replace(self._layout, {(name, content_hash): 1})
 
-    def config_read(self, *, is_usable: bool) -> None:
+    def layout_file_read(self, *, is_usable: bool) -> None:
         self._config_unusable.set(not is_usable)
 
     def nothing_requested(self) -> None:

@@ -66,7 +66,7 @@ def run(
     """
     with local.hold_lock(deps, f"{NAME} of a GPU"):
         observed = local.observe_when_loaded(deps)
-        recorder = local_journal.open_recorder(deps, observed, config=NAME)
+        recorder = local_journal.open_recorder(deps, observed, layout=NAME)
         gpu = find_gpu(observed, uuid)
         require_unused(gpu)
         if recorder.journal.gpus.snapshot:
@@ -266,7 +266,7 @@ class _Course:
             self._change(desired)
         # The next command would undo it in the same way, from the file.
         observed = self.deps.gpus.observe()
-        self.recorder = local_journal.open_recorder(self.deps, observed, config=NAME)
+        self.recorder = local_journal.open_recorder(self.deps, observed, layout=NAME)
         self.undo()
 
     def _reset(self) -> None:

@@ -74,5 +74,5 @@ def _layouts(settings: _NamedDocument) -> Iterable[str]:
     name = settings.config_file
     # The user is still typing on standard input, and no shell has expanded the tilde.
     path = process.packaged_config() if name in (None, "-") else pathlib.Path(name)
-    source = files.ConfigFile(path.expanduser())
+    source = files.SourceFile(path.expanduser())
     return config.parse(source.read(), source=source.name).layouts

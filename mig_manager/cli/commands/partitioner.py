@@ -105,7 +105,7 @@ class _ReplayProgress:
 def _read(path: pathlib.Path | None) -> str:
     from mig_manager.adapters.host import files
 
-    return files.ConfigFile(str(path), max_bytes=_MAX_BYTES).read()
+    return files.SourceFile(str(path), max_bytes=_MAX_BYTES).read()
 
 
 def _answers(settings: Settings, now_s: float, note: Callable[[str], None]) -> Iterator[str]:

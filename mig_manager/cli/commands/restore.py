@@ -46,7 +46,7 @@ def run(settings: Settings, terminal: console.Console) -> int:
 
     command = gpu_command.GpuCommand(settings, terminal)
     file = command.checkpoint_file()
-    source = files.ConfigFile(file)
+    source = files.SourceFile(file)
     dependencies = command.dependencies({"MIG_PARTED_CHECKPOINT_FILE": file})
     result = applying.restore(dependencies, source, is_mode_only=settings.is_mode_only)
     status = command.answer(result.to_data, lambda: "MIG configuration restored successfully")

@@ -252,7 +252,7 @@ def _lock(facts: Facts) -> Iterator[Finding]:
 def _config_file(facts: Facts) -> Iterator[Finding]:
     """The layout file is valid and has layouts."""
     path = facts.settings.config_file
-    file = files.ConfigFile(path)
+    file = files.SourceFile(path)
     is_lenient = facts.settings.is_lenient
     document = config.parse(file.read(), source=file.name, is_lenient=is_lenient)
     if document.warnings:
@@ -275,7 +275,7 @@ def _verified_layout(facts: Facts) -> Iterator[Finding]:
     if layout is None:
         yield _file(path, "no layout saved for the next boot")
     else:
-        yield _file(path, f"layout {layout.config!r} of {len(layout.snapshot)} GPUs")
+        yield _file(path, f"layout {layout.layout!r} of {len(layout.snapshot)} GPUs")
 
 
 @_check(
@@ -292,7 +292,7 @@ def _journal_file(facts: Facts) -> Iterator[Finding]:
         yield persistence_off(journal.gpus.persistent_gpus)
     else:
         yield warn(
-            f"{path}: the change to layout {journal.config!r} has not finished",
+            f"{path}: the change to layout {journal.layout!r} has not finished",
             "Run 'mig-manager apply' or 'mig-manager boot': it first resumes or rolls back.",
         )
 

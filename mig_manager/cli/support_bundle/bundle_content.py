@@ -153,7 +153,7 @@ def _sources(
         "doctor.json": lambda: console.render_answer(diagnosis.get().to_data()),
         "doctor.txt": lambda: doctor_report.table(diagnosis.get(), style=_PLAIN),
         "settings.json": lambda: _json(_settings(agents.if_known(), environ)),
-        "layouts.yaml": files.ConfigFile(node.config_file).read,
+        "layouts.yaml": files.SourceFile(node.config_file).read,
         "journal.json": lambda: _existing(files.JournalFile(journal).read, journal),
         "verified-layout.json": lambda: _existing(files.VerifiedLayoutFile(layout).read, layout),
         "node.json": lambda: _json(report.of_node(kube(), name)),
@@ -207,7 +207,7 @@ def _settings(
 
 def _unit_variables() -> dict[str, str]:
     try:
-        lines = files.ConfigFile(_VARIABLES).read().splitlines()
+        lines = files.SourceFile(_VARIABLES).read().splitlines()
     except errors.ConfigError:
         return {}
     pairs = (line.partition("=") for line in lines)
@@ -226,7 +226,7 @@ def _secrets(node: doctor_settings.DoctorSettings, environ: Mapping[str, str]) -
     secrets = [value for name, value in environ.items() if redaction.is_secret(name)]
     if node.kubeconfig:
         with contextlib.suppress(errors.ConfigError):
-            secrets += redaction.values(files.ConfigFile(node.kubeconfig).read())
+            secrets += redaction.values(files.SourceFile(node.kubeconfig).read())
     return tuple(secrets)
 
 

@@ -187,7 +187,7 @@ class Console:
         from mig_manager.core.layout import config  # noqa: PLC0415 - loads YAML
 
         if name != "-":
-            file = files.ConfigFile(name)
+            file = files.SourceFile(name)
             return config.parse(file.read(), source=source or name, is_lenient=is_lenient)
         try:
             # Read one character more than allowed, so that a longer file is refused.

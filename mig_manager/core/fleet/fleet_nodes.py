@@ -113,7 +113,7 @@ class FleetNode:
     @property
     def is_reported(self) -> bool:
         """Whether the status is about the request: its name and, if custom, its content."""
-        if self.status is None or self.status.config != self.requested:
+        if self.status is None or self.status.layout != self.requested:
             return False
         expected = custom_layouts.CustomRequest.of(self.view).annotation_hash
         return self.status.annotation_hash in ("", expected)

@@ -84,7 +84,7 @@ class RolloutGoal:
         if self.layout is not None:
             failed_at = None
             last = node.status
-            if last and last.config == self.layout and last.state is run_status.State.FAILED:
+            if last and last.layout == self.layout and last.state is run_status.State.FAILED:
                 failed_at = last.started_at
             before = node.requested or node.applied or None
             return marks.Mark(

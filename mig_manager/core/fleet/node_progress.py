@@ -318,7 +318,7 @@ def _state_of_requested(
     is_success = node.state == run_status.State.SUCCESS.value and node.applied == node.requested
     if is_success and (node.status is None or node.is_finished):
         # Without a hash its content is unknown.
-        status_hash = node.status.config_hash if node.status else ""
+        status_hash = node.status.content_hash if node.status else ""
         if content_hash and status_hash and status_hash != content_hash:
             return NodeProgressState.PENDING, _OUTDATED
         return NodeProgressState.SUCCESS, ""

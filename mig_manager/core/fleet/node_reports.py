@@ -114,20 +114,20 @@ def _notes(node: fleet_nodes.FleetNode, state: NodeState, now: dt.datetime) -> I
         return
     if _is_obsolete(node):
         why = f" ({published.reason})" if published.reason else ""
-        yield f"layout {published.config} failed{why}, and is no longer requested"
+        yield f"layout {published.layout} failed{why}, and is no longer requested"
         return
     match state:
         case NodeState.NO_REQUEST:
-            yield f"the status is of layout {published.config}, which is no longer requested"
+            yield f"the status is of layout {published.layout}, which is no longer requested"
         case NodeState.WAITING:
-            is_same = published.config == node.requested
+            is_same = published.layout == node.requested
             earlier = f"an earlier annotation {well_known.LAYOUT_ANNOTATION}"
-            other = f"layout {published.config}, not {node.requested}"
+            other = f"layout {published.layout}, not {node.requested}"
             yield f"the agent last reported {earlier if is_same else other}"
         case NodeState.STALE:
             since = timestamps.show(published.started_at) or "some time"
             yield f"no report since {since}: check that the agent runs"
-        case NodeState.SUCCESS if node.applied != published.config:
+        case NodeState.SUCCESS if node.applied != published.layout:
             yield f"label {well_known.APPLIED_LABEL} is {node.applied or 'missing'}"
         case _:
             pass

@@ -120,10 +120,10 @@ def of_request(view: node_object.NodeView) -> CustomRequest | None:
 def request_for(name: str, custom: CustomRequest | None) -> requests.RequestRecord:
     """Return the request for a layout, with the content of ``custom`` if that is requested."""
     if custom is None:
-        return requests.RequestRecord(config=name)
+        return requests.RequestRecord(layout=name)
     is_program = is_marked(custom.text or "")
     return requests.RequestRecord(
-        config=name,
+        layout=name,
         annotation_hash=custom.annotation_hash,
         origin=requests.Origin.PARTITIONER if is_program else requests.Origin.CUSTOM,
         may_evict=not (custom.is_on_demand or is_program),

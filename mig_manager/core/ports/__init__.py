@@ -7,13 +7,13 @@ Every method may block until a deadline from the adapter's settings, and raises 
 from mig_manager.core.ports.cluster import Node, PodWatch, ResourceSlices, Slots, Workloads
 from mig_manager.core.ports.gpus import GpuReset, Gpus, RecordPersistence
 from mig_manager.core.ports.host import (
-    ConfigSource,
     Hooks,
     HostServices,
-    KeptFile,
-    KeptText,
     NodeLock,
     Reboot,
+    SavedFile,
+    SavedText,
+    TextSource,
 )
 from mig_manager.core.ports.kubelet import DeviceAllocations
 from mig_manager.core.ports.pipeline import Cancellation, Dependencies
@@ -21,22 +21,22 @@ from mig_manager.core.ports.telemetry import Telemetry
 
 __all__ = [
     "Cancellation",
-    "ConfigSource",
     "Dependencies",
     "DeviceAllocations",
     "GpuReset",
     "Gpus",
     "Hooks",
     "HostServices",
-    "KeptFile",
-    "KeptText",
     "Node",
     "NodeLock",
     "PodWatch",
     "Reboot",
     "RecordPersistence",
     "ResourceSlices",
+    "SavedFile",
+    "SavedText",
     "Slots",
     "Telemetry",
+    "TextSource",
     "Workloads",
 ]

@@ -7,8 +7,8 @@ from typing import Protocol
 from mig_manager.core.files import hook_files
 
 
-class ConfigSource(Protocol):
-    """The layout file."""
+class TextSource(Protocol):
+    """A text that the owner wrote: a layout file or a checkpoint."""
 
     @property
     def name(self) -> str:
@@ -33,8 +33,8 @@ class NodeLock(Protocol):
         """
 
 
-class KeptText(Protocol):
-    """A text that the host keeps over a reboot, replaced as a whole.
+class SavedText(Protocol):
+    """A text that is saved on the host over a reboot, and replaced as a whole.
 
     Each method raises ConfigError if the file cannot be accessed.
     """
@@ -46,8 +46,8 @@ class KeptText(Protocol):
         """Replace the text, on disk before this returns; after an error the old one stays."""
 
 
-class KeptFile(KeptText, Protocol):
-    """A kept text that can end, or be invalid."""
+class SavedFile(SavedText, Protocol):
+    """A saved text that can end, or be invalid."""
 
     def clear(self) -> None:
         """Remove the text, if any."""

@@ -10,12 +10,12 @@ from mig_manager.core.node.daemons import client_table
 from mig_manager.core.ports.cluster import Node, PodWatch, ResourceSlices, Slots, Workloads
 from mig_manager.core.ports.gpus import GpuReset, Gpus
 from mig_manager.core.ports.host import (
-    ConfigSource,
     Hooks,
     HostServices,
-    KeptText,
     NodeLock,
     Reboot,
+    SavedText,
+    TextSource,
 )
 from mig_manager.core.ports.kubelet import DeviceAllocations
 from mig_manager.core.ports.telemetry import Telemetry
@@ -46,11 +46,11 @@ class Dependencies:
     pod_watch: PodWatch
     processes: Callable[[], gpu_processes.Processes]
     """Returns the GPU processes by UUID; HardwareError if the driver does not list them."""
-    configs: ConfigSource
+    layout_source: TextSource
     clock: timing.Clock
     lock: NodeLock
-    verified_layout_file: KeptText  # keeps the verified layout for the next boot
-    host_copy_file: KeptText  # keeps a copy of the request's record and the journal
+    verified_layout_file: SavedText  # the verified layout, for the next boot
+    host_copy_file: SavedText  # a copy of the request's record and the journal
     telemetry: Telemetry = dataclasses.field(default_factory=Telemetry)
     workers_ready: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
     """Starts worker processes for the GPUs and kubelet ahead of the calls in its context."""

@@ -61,7 +61,7 @@ class Telemetry:
     def layout_applied(self, name: str, content_hash: str) -> None:
         """A layout is active and verified."""
 
-    def config_read(self, *, is_usable: bool) -> None:
+    def layout_file_read(self, *, is_usable: bool) -> None:
         """The layout file was read for the requested layout."""
 
     def nothing_requested(self) -> None:

@@ -21,29 +21,29 @@ def infer(
         journal: The journal of an interrupted run.
         labels: The node's labels.
     """
-    config = labels.get(well_known.CONFIG_LABEL)
-    if published is None and config and well_known.STATE_LABEL in labels:
+    layout = labels.get(well_known.CONFIG_LABEL)
+    if published is None and layout and well_known.STATE_LABEL in labels:
         # NVIDIA's manager publishes no status. What its file had is unknown, and after its
         # failure, pods may have used the former layout since.
-        return requests.RequestRecord(config=config, verified=requests.Verified(config_hash=""))
-    if published is None or not published.config:
+        return requests.RequestRecord(layout=layout, verified=requests.Verified(content_hash=""))
+    if published is None or not published.layout:
         return requests.NONE
     is_drained = published.phase == run_status.Phase.DRAIN.value or journal.is_draining
     has_failed_early = (
         published.state is run_status.State.FAILED
         and published.phase == run_status.Phase.RESOLVE.value
         # A label that is gone shows nothing: a run after a reboot removes it.
-        and labels.get(well_known.APPLIED_LABEL) in (None, published.config)
+        and labels.get(well_known.APPLIED_LABEL) in (None, published.layout)
     )
     was_verified = run_status.was_active(published) or has_failed_early
     is_verified = was_verified and journal.has_only_gpu_entries
     is_custom = bool(published.annotation_hash)
     return requests.RequestRecord(
-        config=published.config,
+        layout=published.layout,
         annotation_hash=published.annotation_hash,
         origin=requests.Origin.CUSTOM if is_custom else requests.Origin.LABEL,
         # The status does not show whether a program made the request.
         may_evict=not is_custom or is_drained,
-        verified=requests.Verified(config_hash=published.config_hash) if is_verified else None,
-        rebooted_hash=published.config_hash if published.is_rebooted else None,
+        verified=requests.Verified(content_hash=published.content_hash) if is_verified else None,
+        rebooted_hash=published.content_hash if published.is_rebooted else None,
     )

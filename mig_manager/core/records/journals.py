@@ -97,7 +97,7 @@ class Journal:
     The first fields describe the change; alone they keep no journal.
     """
 
-    config: str
+    layout: str
     annotation_hash: str = ""  # as in ``run_status.RunStatus``
     boot_id: str = ""  # the boot in which it was written
     applied_before: str = ""  # the layout before the change, whose label an undo restores
@@ -114,7 +114,7 @@ class Journal:
     @property
     def key(self) -> run_status.RequestKey:
         """Which request the run is for."""
-        return run_status.RequestKey(self.config, self.annotation_hash)
+        return run_status.RequestKey(self.layout, self.annotation_hash)
 
     @property
     def is_empty(self) -> bool:
@@ -167,7 +167,7 @@ class Journal:
         persistent_gpus = self.gpus.persistent_gpus if self.boot_id == boot_id else ()
         return dataclasses.replace(
             self,
-            config=key.config,
+            layout=key.layout,
             annotation_hash=key.annotation_hash,
             boot_id=boot_id,
             is_draining=self.is_draining and is_same_request and may_drain,
@@ -179,7 +179,7 @@ class Journal:
         """Return the annotation's value."""
         data: dict[str, Any] = {
             "version": JOURNAL_VERSION,
-            "config": self.config,
+            "config": self.layout,
             "annotationHash": self.annotation_hash,
             "bootId": self.boot_id,
             "applied": self.applied_before,
@@ -201,7 +201,7 @@ class Journal:
         if not node_entries.is_label_value(applied):
             raise ValueError("applied is not a label's value")
         return Journal(
-            config=json_text.string(data, "config"),
+            layout=json_text.string(data, "config"),
             annotation_hash=json_text.string(data, "annotationHash", ""),
             boot_id=json_text.string(data, "bootId", ""),
             applied_before=applied,
@@ -216,7 +216,7 @@ class Journal:
 class Fields(TypedDict, total=False):
     """New values of a journal's fields; fields that it lacks stay."""
 
-    config: str
+    layout: str
     applied_before: str
     is_draining: bool
     has_evicted: bool
@@ -225,7 +225,7 @@ class Fields(TypedDict, total=False):
     gpus: GpuEntries
 
 
-NONE = Journal(config="")  # nothing to restore
+NONE = Journal(layout="")  # nothing to restore
 
 
 def parse_or_none(text: str | None) -> Journal | None:

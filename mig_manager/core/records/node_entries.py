@@ -118,10 +118,10 @@ def patch_between(
         if key not in before.paused_labels or view.labels.get(key) == value:
             labels[key] = well_known.PAUSED_VALUE
     now = view.labels.get(well_known.PLUGIN_CONFIG_LABEL)
-    config = after.plugin_config
-    if config and (config != before.plugin_config or now == config.before):
-        labels[well_known.PLUGIN_CONFIG_LABEL] = config.now
-    elif own_entries.plugin_config and not config:
+    plugin_config = after.plugin_config
+    if plugin_config and (plugin_config != before.plugin_config or now == plugin_config.before):
+        labels[well_known.PLUGIN_CONFIG_LABEL] = plugin_config.now
+    elif own_entries.plugin_config and not plugin_config:
         labels[well_known.PLUGIN_CONFIG_LABEL] = own_entries.plugin_config.before
     has_taint = (
         after.has_reconfiguring_taint

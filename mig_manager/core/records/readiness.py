@@ -62,10 +62,10 @@ NO_LAYOUT_REQUESTED = Condition(
 """Ready, because only a requested layout that is missing makes a node unready."""
 
 
-def unknown(config: str, reason: reasons.Reason, why: str) -> Condition:
+def unknown(layout: str, reason: reasons.Reason, why: str) -> Condition:
     """Return the condition for an active layout while no GPU can be observed."""
     message = (
-        f"Whether layout {config} is still active is unknown, because no GPU can be observed: "
+        f"Whether layout {layout} is still active is unknown, because no GPU can be observed: "
         f"{messages.with_full_stop(why)} {reason.remedy}"
     )
     return Condition(
@@ -87,21 +87,21 @@ def condition(status: run_status.RunStatus) -> Condition:
             unreachable = "".join(
                 f" {messages.with_full_stop(gpu.sentence)}" for gpu in status.gpus.unreachable
             )
-            if status.config_problem:
-                problem = messages.with_full_stop(status.config_problem)
+            if status.file_problem:
+                problem = messages.with_full_stop(status.file_problem)
                 unreachable += f" The layout file cannot be used: {problem}"
-            message = f"Layout {status.config} is active and verified.{unreachable}"
+            message = f"Layout {status.layout} is active and verified.{unreachable}"
             return Condition(is_true=True, reason="LayoutVerified", message=message)
         case run_status.State.FAILED:
             reason = status.reason.value if status.reason else "Failed"
             return Condition(is_true=False, reason=reason, message=status.message)
         case run_status.State.REBOOTING:
-            message = f"The node reboots for layout {status.config}."
+            message = f"The node reboots for layout {status.layout}."
             return Condition(is_true=False, reason="Rebooting", message=message)
         case run_status.State.PENDING:
             message = (
-                f"Layout {status.config} is being applied."
-                if status.config
+                f"Layout {status.layout} is being applied."
+                if status.layout
                 else "An interrupted change is being undone."
             )
             return Condition(is_true=False, reason="Pending", message=message)

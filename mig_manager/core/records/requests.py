@@ -34,7 +34,7 @@ class Origin(enum.Enum):
 class Verified:
     """The layout that was verified for a request."""
 
-    config_hash: str  # hash of the layout; empty: unknown, and any content counts as the same
+    content_hash: str  # hash of the layout; empty: unknown, and any content counts as the same
     is_from_owner: bool = False  # whether the owner is known to have written the layout
     is_as_applied: bool = False
     """Whether GPUs as in ``RequestRecord.applied_fingerprints`` have it; not if its content has
@@ -43,7 +43,7 @@ class Verified:
     def to_data(self) -> dict[str, Any]:
         """Return plain data for JSON."""
         return {
-            "configHash": self.config_hash,
+            "configHash": self.content_hash,
             "owners": self.is_from_owner,
             "asApplied": self.is_as_applied,
         }
@@ -52,7 +52,7 @@ class Verified:
     def from_data(data: Mapping[str, Any]) -> "Verified":
         """Parse plain data; see ``json_text.decoding`` for its exceptions."""
         return Verified(
-            config_hash=json_text.string(data, "configHash"),
+            content_hash=json_text.string(data, "configHash"),
             is_from_owner=data["owners"] is True,
             is_as_applied=data.get("asApplied") is True,
         )
@@ -62,21 +62,21 @@ class Verified:
 class FailedChanges:
     """The changes to a layout that failed after they had evicted pods."""
 
-    config_hash: str  # hash of the layout
+    content_hash: str  # hash of the layout
     boot_id: str
     reason: reasons.Reason  # reason of the last failure
     problem: str  # the last failure, as part of a sentence
     count: int = 1
 
-    def are_enough(self, config_hash: str, boot_id: str) -> bool:
+    def are_enough(self, content_hash: str, boot_id: str) -> bool:
         """Return whether to evict no more pods; other content or a reboot may be the remedy."""
-        is_same = (self.config_hash, self.boot_id) == (config_hash, boot_id)
+        is_same = (self.content_hash, self.boot_id) == (content_hash, boot_id)
         return is_same and self.count >= _MAX_FAILED_CHANGES
 
     def to_data(self) -> dict[str, Any]:
         """Return plain data for JSON."""
         return {
-            "configHash": self.config_hash,
+            "configHash": self.content_hash,
             "bootId": self.boot_id,
             "reason": self.reason.value,
             "problem": self.problem,
@@ -92,7 +92,7 @@ class FailedChanges:
         if data["reason"] not in {reason.value for reason in reasons.Reason}:
             return None
         return FailedChanges(
-            config_hash=json_text.string(data, "configHash"),
+            content_hash=json_text.string(data, "configHash"),
             boot_id=json_text.string(data, "bootId"),
             reason=reasons.Reason(data["reason"]),
             problem=json_text.string(data, "problem"),
@@ -104,7 +104,7 @@ class FailedChanges:
 class RequestRecord:
     """A request, and its progress."""
 
-    config: str
+    layout: str
     annotation_hash: str = ""  # hash of the annotation with the layout; empty for other layouts
     origin: Origin = Origin.LABEL
     may_evict: bool = True
@@ -130,7 +130,7 @@ class RequestRecord:
     @property
     def key(self) -> run_status.RequestKey:
         """Which request this is."""
-        return run_status.RequestKey(self.config, self.annotation_hash)
+        return run_status.RequestKey(self.layout, self.annotation_hash)
 
     @property
     def verified_fingerprints(self) -> applied_gpus.GpuFingerprints | None:
@@ -168,7 +168,7 @@ class RequestRecord:
         """
         if not is_new and self.key == current.key:
             return dataclasses.replace(self, may_evict=self.may_evict and current.may_evict)
-        is_same = self.config == current.config
+        is_same = self.layout == current.layout
         return dataclasses.replace(
             current,
             # To an agent that has just started, another text of the verified content is new.
@@ -182,7 +182,7 @@ class RequestRecord:
         )
 
     def with_content(
-        self, config_hash: str, desired_hashes: Mapping[str, str], *, is_from_owner: bool
+        self, content_hash: str, desired_hashes: Mapping[str, str], *, is_from_owner: bool
     ) -> "RequestRecord":
         """Return the request once its layout's content is known.
 
@@ -192,14 +192,14 @@ class RequestRecord:
         """
         verified = self.verified
         common = self.desired_hashes.keys() & desired_hashes.keys()
-        if verified and verified.config_hash != config_hash:
-            is_same = not is_from_owner or not verified.config_hash
+        if verified and verified.content_hash != content_hash:
+            is_same = not is_from_owner or not verified.content_hash
             if common and all(
                 self.desired_hashes[uuid] == desired_hashes[uuid] for uuid in common
             ):
                 # An unreachable GPU is compared once it is back.
                 if common == self.desired_hashes.keys():
-                    verified = dataclasses.replace(verified, config_hash=config_hash)
+                    verified = dataclasses.replace(verified, content_hash=content_hash)
             else:
                 verified = dataclasses.replace(verified, is_as_applied=False) if is_same else None
         return dataclasses.replace(
@@ -212,14 +212,14 @@ class RequestRecord:
 
     def with_status(self, status: run_status.RunStatus, boot_id: str) -> "RequestRecord":
         """Return the request with the content that the machine was rebooted for, if it was."""
-        if status.config != self.config:
+        if status.layout != self.layout:
             return self
         if not status.is_rebooted:
             return dataclasses.replace(self, rebooted_hash=None, rebooted_from="")
         is_new = self.rebooted_hash is None
         return dataclasses.replace(
             self,
-            rebooted_hash=status.config_hash or self.rebooted_hash or "",
+            rebooted_hash=status.content_hash or self.rebooted_hash or "",
             rebooted_from=boot_id if is_new else self.rebooted_from,
         )
 
@@ -228,7 +228,7 @@ class RequestRecord:
         return dataclasses.replace(
             self,
             verified=Verified(
-                config_hash=status.config_hash,
+                content_hash=status.content_hash,
                 is_from_owner=status.is_from_owner,
                 is_as_applied=True,
             ),
@@ -250,7 +250,7 @@ class RequestRecord:
     def with_failed_change(self, failed: FailedChanges) -> "RequestRecord":
         """Return the request after one more change that failed."""
         last = self.failed_changes
-        if last and (last.config_hash, last.boot_id) == (failed.config_hash, failed.boot_id):
+        if last and (last.content_hash, last.boot_id) == (failed.content_hash, failed.boot_id):
             failed = dataclasses.replace(failed, count=last.count + 1)
         return dataclasses.replace(self, failed_changes=failed)
 
@@ -266,7 +266,7 @@ class RequestRecord:
         """Return the text to keep."""
         data = {
             "version": VERSION,
-            "config": self.config,
+            "config": self.layout,
             "annotationHash": self.annotation_hash or None,
             "origin": self.origin.value,
             "mayEvict": self.may_evict,
@@ -291,7 +291,7 @@ class RequestRecord:
             verified, rebooted = data.get("verified"), data.get("rebootedHash")
             applied, failed = data.get("applied"), data.get("failedChanges")
             return RequestRecord(
-                config=json_text.string(data, "config"),
+                layout=json_text.string(data, "config"),
                 annotation_hash=json_text.string(data, "annotationHash", ""),
                 origin=Origin(data["origin"]),
                 # Only the word itself allows evictions.
@@ -309,4 +309,4 @@ class RequestRecord:
             )
 
 
-NONE = RequestRecord(config="")  # no layout is requested
+NONE = RequestRecord(layout="")  # no layout is requested

@@ -54,7 +54,7 @@ class Phase(enum.Enum):
 class RequestKey(NamedTuple):
     """Which request a run, record or journal is for: equal for the same content."""
 
-    config: str  # the name of the layout; empty: none is requested
+    layout: str  # the name of the layout; empty: none is requested
     annotation_hash: str  # hash of the annotation with the layout; empty: from another source
 
 
@@ -65,8 +65,8 @@ NO_REQUEST = RequestKey("", "")
 class RunStatus:
     """One run, as the status annotation shows it."""
 
-    config: str
-    config_hash: str  # hash of the layout's meaning; empty until the layout is resolved
+    layout: str
+    content_hash: str  # hash of the layout's meaning; empty until the layout is resolved
     origin: str = ""  # the layout's place in a file, or for which GPUs it was generated
     is_from_owner: bool = False  # whether the owner wrote the layout; not published
     state: State
@@ -84,7 +84,7 @@ class RunStatus:
     """Hash of the annotation with the layout; empty if the layout is from another source."""
     observed_gpus: model.ObservedGpus | None = None
     """As last observed; empty if that failed, None if it was not tried."""
-    config_problem: str = ""  # why the file cannot be used for this layout, which is still active
+    file_problem: str = ""  # why the file cannot be used for this layout, which is still active
     absent_uuids: tuple[str, ...] = ()
     """GPUs that the node's own layout names and the node lacks; only the message shows them."""
 
@@ -113,8 +113,8 @@ class RunStatus:
         """Return the annotation's value: one line, stable keys, no null members."""
         data = {
             "version": STATUS_VERSION,
-            "config": self.config,
-            "configHash": self.config_hash,
+            "config": self.layout,
+            "configHash": self.content_hash,
             "annotationHash": self.annotation_hash,
             "origin": self.origin,
             "state": self.state.value,
@@ -126,7 +126,7 @@ class RunStatus:
             "finishedAt": self.finished_at,
             "retryAt": self.retry_at,
             "rebooted": self.is_rebooted or None,
-            "configProblem": self.config_problem,
+            "configProblem": self.file_problem,
             "gpus": [
                 {
                     "index": gpu.index,
@@ -155,12 +155,12 @@ class RunStatus:
 class Fields(TypedDict, total=False):
     """New values of a status; fields that it lacks stay."""
 
-    config_hash: str
+    content_hash: str
     origin: str
     is_from_owner: bool
     is_rebooted: bool
     observed_gpus: model.ObservedGpus
-    config_problem: str
+    file_problem: str
     absent_uuids: tuple[str, ...]
 
 
@@ -168,8 +168,8 @@ class Fields(TypedDict, total=False):
 class PublishedStatus:
     """A parsed status annotation; untrusted, because any client may have written it."""
 
-    config: str
-    config_hash: str
+    layout: str
+    content_hash: str
     state: State
     phase: str
     reason: str
@@ -192,7 +192,7 @@ class PublishedStatus:
     @property
     def key(self) -> RequestKey:
         """Which request the run is for."""
-        return RequestKey(self.config, self.annotation_hash)
+        return RequestKey(self.layout, self.annotation_hash)
 
     @property
     def at(self) -> dt.datetime | None:
@@ -201,8 +201,8 @@ class PublishedStatus:
 
 
 def _title(status: RunStatus | PublishedStatus) -> str:
-    is_shared = status.annotation_hash and status.config_hash
-    return f"{status.config} ({status.config_hash})" if is_shared else status.config
+    is_shared = status.annotation_hash and status.content_hash
+    return f"{status.layout} ({status.content_hash})" if is_shared else status.layout
 
 
 def parse(text: str) -> PublishedStatus:
@@ -210,8 +210,8 @@ def parse(text: str) -> PublishedStatus:
     data = json_text.parse_object(text)
     attempt = data.get("attempt", 1)
     return PublishedStatus(
-        config=_word(data, "config"),
-        config_hash=_word(data, "configHash"),
+        layout=_word(data, "config"),
+        content_hash=_word(data, "configHash"),
         state=State(data.get("state")),
         phase=_word(data, "phase"),
         reason=_word(data, "reason"),
@@ -252,7 +252,7 @@ def was_active(published: PublishedStatus | None) -> bool:
     """Return whether the status's layout was active, or drifted, or came with phantom devices."""
     return (
         published is not None
-        and bool(published.config)
+        and bool(published.layout)
         and (published.state is State.SUCCESS or published.reason in _REASONS_AFTER_SUCCESS)
     )
 

@@ -16,8 +16,8 @@ _VERSION = 1
 class VerifiedLayout:
     """The layout that was verified last, saved for the next boot."""
 
-    config: str
-    config_hash: str
+    layout: str
+    content_hash: str
     boot_id: str  # the boot in which it was verified
     snapshot: tuple[model.GpuSnapshot, ...]
     """The GPUs of the node without a pending mode, even if the layout does not select them."""
@@ -32,8 +32,8 @@ class VerifiedLayout:
         return json.dumps(
             {
                 "version": _VERSION,
-                "config": self.config,
-                "configHash": self.config_hash,
+                "config": self.layout,
+                "configHash": self.content_hash,
                 "bootId": self.boot_id,
                 "snapshot": snapshot_codec.to_data(self.snapshot),
                 "inventory": inventory_codec.to_data(self.gpus, has_devices=True),
@@ -56,8 +56,8 @@ class VerifiedLayout:
         earlier = data.get("earlier")
         json_values.items(data.get("covered"))  # neither missing nor too long
         return VerifiedLayout(
-            config=json_text.string(data, "config", ""),
-            config_hash=json_text.string(data, "configHash", ""),
+            layout=json_text.string(data, "config", ""),
+            content_hash=json_text.string(data, "configHash", ""),
             boot_id=json_text.string(data, "bootId", ""),
             snapshot=snapshot_codec.from_data(data.get("snapshot")),
             gpus=gpus,

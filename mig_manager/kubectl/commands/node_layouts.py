@@ -147,10 +147,10 @@ def list_layouts(report: node_reports.NodeReport, documents: Iterable[Document])
 
 def _is_applied(entry: layout_list.Entry, node: fleet_nodes.FleetNode) -> bool:
     is_named, last_run = entry.name == node.applied, node.status
-    if not is_named or last_run is None or last_run.config != entry.name:
+    if not is_named or last_run is None or last_run.layout != entry.name:
         return is_named
     # The label has no hash of the content, which may have changed since.
-    return run_status.was_active(last_run) and last_run.config_hash in ("", entry.content_hash)
+    return run_status.was_active(last_run) and last_run.content_hash in ("", entry.content_hash)
 
 
 _Key = tuple[str, str]  # name and content hash

@@ -1,4 +1,4 @@
-"""ConfigFile and ConfigWatch against real files, inotify and kubelet's way of changing a mount."""
+"""SourceFile and FileWatch against real files, inotify and kubelet's way of changing a mount."""
 
 import contextlib
 import os
@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from mig_manager import errors
-from mig_manager.adapters.host import config_watch, files
+from mig_manager.adapters.host import file_watch, files
 
 _SOON_S = 60.0
 _QUIET_S = 0.3
@@ -56,7 +56,7 @@ def mount(tmp_path: pathlib.Path) -> Mount:
 def watching(path: pathlib.Path, *, poll_s: float = 600.0) -> Iterator[queue.Queue[str]]:
     """Run a watch; each change puts the content at that moment."""
     changes: queue.Queue[str] = queue.Queue()
-    watch = config_watch.ConfigWatch(
+    watch = file_watch.FileWatch(
         path, lambda: changes.put(path.read_text()), debounce_s=0.02, poll_s=poll_s
     )
     watch.start()
@@ -86,7 +86,7 @@ def test_missing_file_names_protect_home_unless_the_home_is_visible(
 ) -> None:
     # systemd mounts an empty folder over it (systemd.exec(5)).
     monkeypatch.setattr(files, "_HOMES", (str(tmp_path),))
-    missing = files.ConfigFile(tmp_path / "config.yaml")
+    missing = files.SourceFile(tmp_path / "config.yaml")
 
     with pytest.raises(errors.ConfigError, match=f"ProtectHome= of the unit hides {tmp_path}"):
         missing.read()
@@ -104,7 +104,7 @@ def test_home_that_is_closed_to_its_user_does_not_name_protect_home(
         os.seteuid(_OTHER_USER_ID)
     try:
         with pytest.raises(errors.ConfigError, match=r"Permission denied$"):
-            files.ConfigFile(tmp_path / "config.yaml").read()
+            files.SourceFile(tmp_path / "config.yaml").read()
     finally:
         os.seteuid(os.getuid())
         tmp_path.chmod(0o700)
@@ -115,14 +115,14 @@ def test_a_missing_file_or_a_directory_is_a_config_error_with_its_name(
 ) -> None:
     for name, why in (("gone.yaml", r"gone\.yaml: No such file"), ("", "Is a directory")):
         with pytest.raises(errors.ConfigError, match=why):
-            files.ConfigFile(tmp_path / name).read()
+            files.SourceFile(tmp_path / name).read()
 
 
 def test_a_named_pipe_is_refused_and_a_shells_pipe_is_read(tmp_path: pathlib.Path) -> None:
     named = tmp_path / "layouts.yaml"
     os.mkfifo(named)
     with pytest.raises(errors.ConfigError, match="it is a named pipe, not a file"):
-        files.ConfigFile(named).read()
+        files.SourceFile(named).read()
 
     # It writes while it is read.
     script = "echo one; until [ -e go ]; do :; done; echo two"
@@ -132,20 +132,20 @@ def test_a_named_pipe_is_refused_and_a_shells_pipe_is_read(tmp_path: pathlib.Pat
         assert writer.stdout is not None
         timer = threading.Timer(0.05, (tmp_path / "go").touch)
         timer.start()
-        assert files.ConfigFile(f"/dev/fd/{writer.stdout.fileno()}").read() == "one\ntwo\n"
+        assert files.SourceFile(f"/dev/fd/{writer.stdout.fileno()}").read() == "one\ntwo\n"
         timer.join()
 
 
 def test_a_file_of_more_than_a_mebibyte_or_not_utf_8_is_refused(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "config.yaml"
     path.write_bytes(b"#" * files.MAX_BYTES)
-    assert len(files.ConfigFile(path).read()) == files.MAX_BYTES
+    assert len(files.SourceFile(path).read()) == files.MAX_BYTES
     path.write_bytes(b"#" * (files.MAX_BYTES + 1))
     with pytest.raises(errors.ConfigError, match="larger than"):
-        files.ConfigFile(path).read()
+        files.SourceFile(path).read()
     path.write_bytes(b"abc\xff")
     with pytest.raises(errors.ConfigError, match=r"not UTF-8: .* at byte 3") as raised:
-        files.ConfigFile(path).read()
+        files.SourceFile(path).read()
     assert raised.value.own_remedy == "Save the file as UTF-8, or name another file."
 
 
@@ -186,7 +186,7 @@ def test_reading_the_file_raises_no_event(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "config.yaml"
     path.write_text("one")
     events: queue.Queue[str] = queue.Queue()
-    watch = config_watch.DirectoryWatch(tmp_path, lambda: events.put("event"))
+    watch = file_watch.DirectoryWatch(tmp_path, lambda: events.put("event"))
     try:
         path.read_text()
         assert nothing_more(events)
@@ -243,7 +243,7 @@ def test_the_file_is_polled_when_inotify_is_exhausted(
     def refuse(*_args: object) -> None:
         raise OSError(24, "inotify instance limit reached")
 
-    monkeypatch.setattr(config_watch, "DirectoryWatch", refuse)
+    monkeypatch.setattr(file_watch, "DirectoryWatch", refuse)
     with watching(mount.file, poll_s=0.05) as changes:
         mount.swap("two")
         assert changes.get(timeout=_SOON_S) == "two"
@@ -258,7 +258,7 @@ def test_a_callback_error_does_not_end_the_watch(tmp_path: pathlib.Path) -> None
         heard.put(path.read_text())
         raise RuntimeError("a bug of the listener's")
 
-    watch = config_watch.ConfigWatch(path, listen, debounce_s=0.02)
+    watch = file_watch.FileWatch(path, listen, debounce_s=0.02)
     watch.start()
     try:
         for content in ("two", "three"):

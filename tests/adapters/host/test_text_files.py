@@ -9,7 +9,7 @@ import pytest
 from mig_manager import errors
 from mig_manager.adapters.host import files
 from mig_manager.core import ports
-from tests.rigs.node import kept_file
+from tests.rigs.node import saved_file
 
 
 @pytest.fixture
@@ -110,7 +110,7 @@ def test_a_verified_layout_is_saved_with_its_own_error_messages(path: pathlib.Pa
 class OnDisk:
     def __init__(self, path: pathlib.Path) -> None:
         self._path = path
-        self.kept: ports.KeptFile = files.JournalFile(path)
+        self.kept: ports.SavedFile = files.JournalFile(path)
 
     def prevent_writing(self) -> None:
         self._path.with_name("journal.json.new").mkdir()
@@ -121,8 +121,8 @@ class OnDisk:
 
 class InMemory:
     def __init__(self, _path: pathlib.Path) -> None:
-        self._fake = kept_file.FakeKeptFile()
-        self.kept: ports.KeptFile = self._fake
+        self._fake = saved_file.FakeSavedFile()
+        self.kept: ports.SavedFile = self._fake
 
     def prevent_writing(self) -> None:
         self._fake.failing_operations.add("write")

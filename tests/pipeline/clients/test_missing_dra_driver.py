@@ -90,7 +90,7 @@ def test_a_drain_that_was_reopened_for_the_driver_begins_again() -> None:
     rig = without_driver(nodes.dra_node())
     rig.node_object.has_reconfiguring_taint = True
     journal = journals.Journal(
-        config="all-disabled",
+        layout="all-disabled",
         is_draining=True,
         node=node_entries.NodeEntries(has_reconfiguring_taint=True),
     )

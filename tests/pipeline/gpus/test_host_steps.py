@@ -101,7 +101,7 @@ def test_a_journal_starts_no_service_that_is_not_in_the_list(requested: str | No
     rig.host.services["nvsm.service"] = False
     rig.host.services["debug-shell.service"] = False
     forged = journals.Journal(
-        config="one-slice-changed",
+        layout="one-slice-changed",
         host=journals.HostEntries(stopped_services=("debug-shell.service", "nvsm.service")),
     )
     rig.node_object.annotations[well_known.JOURNAL_ANNOTATION] = forged.to_json()
@@ -254,7 +254,7 @@ def test_verified_layouts_are_kept_for_the_next_boot() -> None:
         verified_layouts.VerifiedLayout.from_json(text) for text in rig.verified_layout_file.saved
     ]
     first, second = sorted(gpu.uuid for gpu in rig.gpus)
-    assert [(each.config, each.boot_id, each.covered) for each in kept] == [
+    assert [(each.layout, each.boot_id, each.covered) for each in kept] == [
         (ALL_1G, "boot-1", (first, second)),
         ("all-balanced", "boot-1", (second,)),
     ]
@@ -309,12 +309,12 @@ def test_persistence_of_the_hosts_copy_counts_only_in_its_boot(
     rig = nodes.node(layout="all-balanced")
     uuid = rig.gpus[0].uuid
     rig.resets.without_persistence = {uuid}
-    on_node = journals.Journal(config="all-balanced", boot_id=rig.host.boot_id)
+    on_node = journals.Journal(layout="all-balanced", boot_id=rig.host.boot_id)
     rig.node_object.annotations[well_known.JOURNAL_ANNOTATION] = on_node.to_json()
     entries = journals.GpuEntries(persistent_gpus=(uuid,))
     copy = dataclasses.replace(on_node, boot_id=boot_id, gpus=entries)
     rig.host_copy_file.text = host_copy.to_json(
-        requests.RequestRecord(config="all-balanced"), copy
+        requests.RequestRecord(layout="all-balanced"), copy
     )
 
     agents.take_over(rig, "all-balanced")
@@ -331,7 +331,7 @@ def test_persistence_mode_is_restored_once_that_is_possible(
     uuid = rig.gpus[0].uuid
     rig.resets.without_persistence = {uuid}
     rig.node_object.annotations[well_known.JOURNAL_ANNOTATION] = journals.Journal(
-        config="all-balanced",
+        layout="all-balanced",
         boot_id=rig.host.boot_id,
         gpus=journals.GpuEntries(persistent_gpus=(uuid,)),
     ).to_json()

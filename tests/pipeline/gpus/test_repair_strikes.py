@@ -63,7 +63,7 @@ def test_a_repair_changes_no_gpu_whose_pods_it_has_not_drained(
 ) -> None:
     rig = nodes.node()
     configs = fakes.FakeConfig(HALF.format("1g.5gb: 2, 2g.10gb: 2"))
-    agent = repairs.agent_of(rig, configs=configs)
+    agent = repairs.agent_of(rig, layout_source=configs)
     outcome = agents.run(rig, "half", by=agent)
     rig.pods.add("elsewhere", devices=frozenset({nodes.device(rig, 0, "2g.10gb")}))
     rig.pods.add("affected", devices=frozenset({rig.gpus[1].uuid}))
@@ -77,7 +77,7 @@ def test_a_repair_changes_no_gpu_whose_pods_it_has_not_drained(
     change(rig, configs)
     if restarts:
         agent.stop()
-        agent = repairs.agent_of(rig, configs=configs)
+        agent = repairs.agent_of(rig, layout_source=configs)
         agent.recover("half")
 
     agents.run(rig, "half", by=agent)

@@ -104,7 +104,7 @@ class PlayedChange:
         return None
 
     def _serve(self) -> outcomes.Outcome | None:
-        agent = agents.new_agent(self.rig, configs=self.config, limits=_LIMITS)
+        agent = agents.new_agent(self.rig, layout_source=self.config, limits=_LIMITS)
         pauses = _Pauses(self, agent)
         outcome = agent_loop.run_agent(self.rig, agent, self.config, pauses)
         self.is_over = pauses.is_over

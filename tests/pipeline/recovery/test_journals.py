@@ -48,7 +48,7 @@ def test_an_invalid_journal_is_set_aside_and_marked_labels_are_restored(text: st
 def test_the_snapshot_of_a_journal_outlives_its_text() -> None:
     rig = nodes.busy_node()
     without_gpus = journals.Journal(
-        config="a",
+        layout="a",
         boot_id="b",
         applied_before="c",
         node=node_entries.NodeEntries(advertisers=frozenset({well_known.PLUGIN_DEPLOY_LABEL})),
@@ -125,7 +125,7 @@ def test_an_own_pause_is_restored_beside_a_foreign_manager() -> None:
     rig = paused_beside_nvidias_manager()
     paused = {well_known.PLUGIN_DEPLOY_LABEL: "true"}
     journal = journals.Journal(
-        config="all-1g.5gb", node=node_entries.NodeEntries(paused_labels=paused)
+        layout="all-1g.5gb", node=node_entries.NodeEntries(paused_labels=paused)
     )
     rig.node_object.annotations[well_known.JOURNAL_ANNOTATION] = journal.to_json()
 
@@ -139,7 +139,7 @@ def test_writes_of_another_program_since_the_crash_are_kept() -> None:
     dcgm = "nvidia.com/gpu.deploy.dcgm"
     paused = {well_known.PLUGIN_DEPLOY_LABEL: "true", dcgm: "true"}
     journal = journals.Journal(
-        config="all-1g.5gb", node=node_entries.NodeEntries(paused_labels=paused)
+        layout="all-1g.5gb", node=node_entries.NodeEntries(paused_labels=paused)
     )
     rig.node_object.annotations[well_known.JOURNAL_ANNOTATION] = journal.to_json()
     rig.node_object.labels |= {

@@ -144,7 +144,7 @@ def restore_taint(rig: node_rig.NodeRig) -> None:
 def restore_taint_and_journal(rig: node_rig.NodeRig) -> None:
     restore_taint(rig)
     journal = journals.Journal(
-        config="one-slice-changed", gpus=journals.GpuEntries(has_stale_files=True)
+        layout="one-slice-changed", gpus=journals.GpuEntries(has_stale_files=True)
     )
     rig.node_object.annotations[well_known.JOURNAL_ANNOTATION] = journal.to_json()
 
@@ -324,7 +324,7 @@ def test_failed_read_does_not_keep_a_stopping_agent_from_reopening() -> None:
     agent = agents.new_agent(rig)
     rig.node_object.has_reconfiguring_taint = True
     journal = journals.Journal(
-        config="one-slice-changed",
+        layout="one-slice-changed",
         is_draining=True,
         node=node_entries.NodeEntries(has_reconfiguring_taint=True),
     )

@@ -86,7 +86,7 @@ def node_with_lost_gpu() -> tuple[node_rig.NodeRig, model.GpuSnapshot]:
     # As a reset leaves it.
     rig.gpus = gpu_values.without_instances(rig.gpus, 0)
     journal = journals.Journal(
-        config="all-1g.5gb", gpus=journals.GpuEntries(snapshot=(lost.snapshot,))
+        layout="all-1g.5gb", gpus=journals.GpuEntries(snapshot=(lost.snapshot,))
     )
     rig.node_object.annotations[well_known.JOURNAL_ANNOTATION] = journal.to_json()
     return rig, lost.snapshot
@@ -180,7 +180,7 @@ def test_a_rollback_that_is_refused_again_emits_no_event() -> None:
 def test_a_rollback_that_a_pod_prevents_pauses_no_device_plugin() -> None:
     rig = nodes.node(layout="all-1g.5gb")
     before = nodes.node(layout="all-balanced").gpus[0].snapshot
-    journal = journals.Journal(config="all-1g.5gb", gpus=journals.GpuEntries(snapshot=(before,)))
+    journal = journals.Journal(layout="all-1g.5gb", gpus=journals.GpuEntries(snapshot=(before,)))
     rig.node_object.annotations = {well_known.JOURNAL_ANNOTATION: journal.to_json()}
     rig.pods.add("new", devices=frozenset({rig.gpus[0].mig_uuids[0]}))
     pods = dict(rig.pods)

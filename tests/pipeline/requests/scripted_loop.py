@@ -101,7 +101,7 @@ class Pipeline(reconcile.Reconciler):
     def recover(self, request: layout_request.Request) -> None:
         if self.has_recovered:
             return
-        self.recovered_layouts.append(request.config)
+        self.recovered_layouts.append(request.layout)
         if self.recoveries:
             raise self.recoveries.pop(0)
         self.has_recovered = True
@@ -136,7 +136,7 @@ class Pipeline(reconcile.Reconciler):
     def check_drift(
         self, request: layout_request.Request, outcome: outcomes.Outcome
     ) -> actions.Action:
-        assert request.config == self.runs[-1][0]
+        assert request.layout == self.runs[-1][0]
         assert not outcome.should_retry
         return self.check_without_request()
 
@@ -146,7 +146,7 @@ class Pipeline(reconcile.Reconciler):
         cancel: ports.Cancellation,
         options: layout_request.AttemptOptions = layout_request.DEFAULT_OPTIONS,
     ) -> outcomes.Outcome:
-        self.runs.append((request.config, options.attempt))
+        self.runs.append((request.layout, options.attempt))
         self.delays_s.append(options.retry_after_s)
         self.are_heals.append(options.is_heal)
         self.are_new.append(options.is_new)

@@ -55,7 +55,7 @@ class Story:
     def _serve(self, acts: list[Act]) -> None:
         agent = agents.new_agent(
             self.rig,
-            configs=self.source,
+            layout_source=self.source,
             limits={"has_custom_layouts": True},
         )
 

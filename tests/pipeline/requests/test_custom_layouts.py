@@ -34,8 +34,8 @@ def test_the_layout_of_the_annotation_is_applied_to_the_gpus_that_it_names() -> 
     assert rig.gpus[1] == second
     assert rig.node_object.labels[well_known.APPLIED_LABEL] == "custom"
     layout, _ = custom_layout().layout()
-    assert published_status(rig).config == "custom"
-    assert published_status(rig).config_hash == layout.content_hash
+    assert published_status(rig).layout == "custom"
+    assert published_status(rig).content_hash == layout.content_hash
     assert published_status(rig).annotation_hash == custom_layout().annotation_hash
     assert published_status(rig).origin == "annotation mig-manager.io/layout of node node-a:3"
     assert f"Layout custom ({layout.content_hash}) is active." in outcome.message
@@ -263,7 +263,7 @@ def test_a_killed_run_is_undone_although_the_annotation_is_gone() -> None:
 
 def test_journal_without_the_hash_is_of_a_layout_from_a_file() -> None:
     journal = journals.Journal(
-        config="custom", node=node_entries.NodeEntries(has_reconfiguring_taint=True)
+        layout="custom", node=node_entries.NodeEntries(has_reconfiguring_taint=True)
     )
     data = json.loads(journal.to_json())
     del data["annotationHash"]

@@ -33,7 +33,7 @@ def test_the_newest_request_replaces_older_ones(
     current = latest(inbox)
     inbox.put_label("b")
 
-    assert current.request.config == "b"
+    assert current.request.layout == "b"
     current.check()
 
 
@@ -52,7 +52,7 @@ def test_another_node_object_is_served_again_and_an_unknown_one_is_not(
         current.check()
     assert end.value.by is errors.SupersededBy.SAME_LAYOUT
     again = latest(inbox, current.generation)
-    assert (again.request.config, again.node_uid) == ("a", "u2")
+    assert (again.request.layout, again.node_uid) == ("a", "u2")
     assert again.since == 0
     assert current.generation < again.generation
 
@@ -67,7 +67,7 @@ def test_a_label_that_changes_with_the_node_object_is_a_request_of_its_own(
     inbox.put_label("b", node_uid="u3")
 
     again = latest(inbox, current.generation)
-    assert (again.request.config, again.node_uid) == ("b", "u3")
+    assert (again.request.layout, again.node_uid) == ("b", "u3")
     assert current.generation < again.since < again.generation
 
 
@@ -78,11 +78,11 @@ def test_changed_file_before_the_first_label_does_not_count() -> None:
     assert inbox.next(0) is None
 
     inbox.put_label(None)
-    assert latest(inbox).request.config == ""
+    assert latest(inbox).request.layout == ""
 
 
 @pytest.mark.parametrize(
-    ("act", "by", "config"),
+    ("act", "by", "layout"),
     [
         (lambda inbox: inbox.put_label(None), errors.SupersededBy.NO_LAYOUT, ""),
         (lambda inbox: inbox.put_file_change(), errors.SupersededBy.SAME_LAYOUT, "a"),
@@ -93,7 +93,7 @@ def test_a_changed_file_is_a_new_request_and_a_removed_label_is_not(
     inbox: intake.Inbox,
     act: Callable[[intake.Inbox], None],
     by: errors.SupersededBy,
-    config: str,
+    layout: str,
 ) -> None:
     current = latest(inbox)
     act(inbox)
@@ -101,7 +101,7 @@ def test_a_changed_file_is_a_new_request_and_a_removed_label_is_not(
     with pytest.raises(errors.Superseded) as end:
         current.check()
     assert end.value.by is by
-    assert latest(inbox, current.generation).request.config == config
+    assert latest(inbox, current.generation).request.layout == layout
 
 
 @pytest.mark.parametrize("change", ["label", "file", "stop"])
@@ -214,7 +214,7 @@ def test_another_annotation_makes_a_new_request_and_the_same_none(
         current.check()
     assert end.value.by is errors.SupersededBy.OTHER_LAYOUT
     again = latest(inbox, current.generation)
-    assert (again.request.config, again.request.custom) == ("custom", custom_layout("two"))
+    assert (again.request.layout, again.request.custom) == ("custom", custom_layout("two"))
 
 
 def test_a_node_that_becomes_on_demand_ends_a_run_that_may_evict(inbox: intake.Inbox) -> None:

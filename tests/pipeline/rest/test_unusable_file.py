@@ -25,7 +25,7 @@ def node_without_file(
     """Return a node whose layout is active, although the file is unusable now."""
     rig = nodes.node(layout="one-slice-changed")
     configs = fakes.FakeConfig(agents.LAYOUTS_TEXT)
-    agent = agents.new_agent(rig, heals_drift=heals, configs=configs)
+    agent = agents.new_agent(rig, heals_drift=heals, layout_source=configs)
     agents.run(rig, "one-slice-changed", by=agent)
     configs.text = text
     outcome = agents.run(rig, "one-slice-changed", by=agent)
@@ -61,7 +61,7 @@ def test_a_layout_active_again_keeps_its_hash_although_the_file_lacks_it() -> No
     # The layout may be one of the lost GPU's model.
     rig.gpus = (rig.gpus[0], dataclasses.replace(rig.gpus[1], pci_device_id=0x20B710DE))
     rig.driver.lost.add(rig.gpus[1].uuid)
-    _, agent, outcome = nodes.at_rest("mine", rig=rig, configs=configs)
+    _, agent, outcome = nodes.at_rest("mine", rig=rig, layout_source=configs)
     verified = rig.node_object.request_record["verified"]
     before = tamper(rig)
     agent.check_drift("mine", outcome)
@@ -86,7 +86,7 @@ def test_a_gpu_back_while_the_file_is_unusable_starts_no_run() -> None:
     rig = nodes.node(layout="all-balanced")
     rig.driver.lost.add(rig.gpus[1].uuid)
     configs = fakes.FakeConfig(agents.LAYOUTS_TEXT)
-    agent = agents.new_agent(rig, configs=configs)
+    agent = agents.new_agent(rig, layout_source=configs)
     outcome = agents.run(rig, "all-balanced", by=agent)
     configs.text = UNUSABLE_FILES["invalid"]
     rig.driver.lost.clear()
@@ -102,7 +102,7 @@ def test_an_edit_while_a_gpu_is_lost_is_applied_once_it_is_back() -> None:
     rules = (("[0]", {"7g.40gb": 1}), ("[1]", {"3g.20gb": 2}))
     text = layout_table.render({"mine": (layout_table.rule_line(*rule) for rule in rules)})
     configs = fakes.FakeConfig(text)
-    agent = agents.new_agent(rig, configs=configs)
+    agent = agents.new_agent(rig, layout_source=configs)
     ends.run_to(rig, "mine", Reason.APPLIED, by=agent)
     rig.pods.add("affected", devices=frozenset(rig.gpus[1].mig_uuids))
     rig.driver.lost.add(rig.gpus[1].uuid)

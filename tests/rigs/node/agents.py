@@ -65,7 +65,7 @@ def _dependencies(rig: node_rig.NodeRig, layouts: str = LAYOUTS_TEXT) -> ports.D
         workloads=fake_cluster.FakeWorkloads(rig),
         allocations=fake_cluster.FakeAllocations(rig),
         slices=fake_cluster.FakeSlices(rig),
-        configs=fakes.FakeConfig(layouts),
+        layout_source=fakes.FakeConfig(layouts),
         clock=rig.clock,
         extra_clients=lambda: (
             client_table.parse(rig.owner.extra_clients, source="test.yaml")
@@ -100,7 +100,7 @@ def new_attempt(
     deps = dataclasses.replace(_dependencies(rig), **overrides)
     publisher = publish.Publisher(deps.node, deps.host_copy_file)
     context = node_context.NodeContext(deps=deps, limits=limits, publisher=publisher)
-    request = layout_request.Request(config=layout)
+    request = layout_request.Request(layout=layout)
     series = attempt_series.AttemptSeries(context, lambda _gpus: None)
     with series.start_attempt(request, cancel) as attempt:
         return attempt
@@ -150,7 +150,7 @@ def _as_request(
 ) -> layout_request.Request:
     if isinstance(request, layout_request.Request):
         return request
-    return layout_request.Request(config=request or "", custom=custom)
+    return layout_request.Request(layout=request or "", custom=custom)
 
 
 def new_agent(

@@ -68,13 +68,13 @@ class NodeInbox(Inbox):
         rig: node_rig.NodeRig,
         on_pause: OnPause = lambda _pause: None,
         *,
-        configs: fakes.FakeConfig | None = None,
+        layout_source: fakes.FakeConfig | None = None,
     ) -> None:
         super().__init__(rig.clock, on_pause, report=self._read)
         self._rig = rig
-        self._configs = configs
+        self._layout_source = layout_source
         self._last_request: Hashable = None
-        self._text = configs.text if configs else ""
+        self._text = layout_source.text if layout_source else ""
 
     def _read(self) -> None:
         request = requested_of(self._rig)
@@ -92,8 +92,8 @@ class NodeInbox(Inbox):
             self.put_label(
                 name, node_uid=self._rig.node_object.uid, custom=custom_layouts.of_request(view)
             )
-        if self._configs is not None and self._configs.text != self._text:
-            self._text = self._configs.text
+        if self._layout_source is not None and self._layout_source.text != self._text:
+            self._text = self._layout_source.text
             self.put_file_change()
 
 

@@ -15,9 +15,9 @@ from tests.rigs.node import (
     fake_host,
     fakes,
     gpu_values,
-    kept_file,
     moments,
     node_rig,
+    saved_file,
     strikes,
 )
 
@@ -55,7 +55,7 @@ class LocalRig(node_rig.NodeRig):
         super().__init__(gpus=gpu_values.gpus_of(f"{count}x{product}"))
         self.layouts = document
         self.lock = fakes.FakeLock()
-        self.journal = kept_file.FakeKeptFile()
+        self.journal = saved_file.FakeSavedFile()
         self.guard: local.SignalsDeferred = lambda: contextlib.nullcontext(tuple)
         self.notes: list[str] = []
         if start != "off":

@@ -12,7 +12,7 @@ from mig_manager.core.node.daemons import clients
 from mig_manager.core.node.devices import claims as dra
 from mig_manager.core.objects import well_known
 from tests.rigs.node import cluster_parts, driver_rules, fakes, gpu_values, moments, parts, samples
-from tests.rigs.node.kept_file import FakeKeptFile
+from tests.rigs.node.saved_file import FakeSavedFile
 
 _T = TypeVar("_T")
 
@@ -47,8 +47,8 @@ class NodeRig:
     hooks: parts.Hooks = dataclasses.field(default_factory=parts.Hooks)
     slots: parts.Slots = dataclasses.field(default_factory=parts.Slots)
     owner: parts.Owner = dataclasses.field(default_factory=parts.Owner)
-    verified_layout_file: FakeKeptFile = dataclasses.field(default_factory=FakeKeptFile)
-    host_copy_file: FakeKeptFile = dataclasses.field(default_factory=FakeKeptFile)
+    verified_layout_file: FakeSavedFile = dataclasses.field(default_factory=FakeSavedFile)
+    host_copy_file: FakeSavedFile = dataclasses.field(default_factory=FakeSavedFile)
 
     # -- what is planned for calls, and what they were ----------------------------------------
 

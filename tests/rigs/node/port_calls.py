@@ -5,7 +5,7 @@ READS = frozenset(
     for port, methods in {
         "allocations": ("allocatable", "assigned_devices"),
         "verified_layout_file": ("read",),
-        "configs": ("read",),
+        "layout_source": ("read",),
         "extra_clients": ("",),
         "gpus": ("observe",),
         "hooks": ("missing", "read", "variables"),

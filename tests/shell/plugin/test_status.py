@@ -76,7 +76,7 @@ def test_the_layout_applied_before_a_change_is_shown_during_it(
     node = plugin_rig.node(
         "gpu-1", gpus=gpus, requested="all-1g.5gb", state=run_status.State.PENDING
     )
-    journal = journals.Journal(config="all-1g.5gb", applied_before="all-balanced")
+    journal = journals.Journal(layout="all-1g.5gb", applied_before="all-balanced")
     node["metadata"]["annotations"]["mig-manager.io/journal"] = journal.to_json()
     empty_cluster.server.store.create(node)
     empty_cluster.server.store.create(plugin_rig.node("gpu-2", gpus=gpus))

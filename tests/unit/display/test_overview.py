@@ -41,7 +41,7 @@ def node(
     text = api_objects.a_status("balanced", state, startedAt=AT, **members)
     annotations = api_objects.annotations_of_agent(every, status_text=text, in_use=use, at=AT)
     if before:
-        journal = journals.Journal(config="balanced", applied_before=before)
+        journal = journals.Journal(layout="balanced", applied_before=before)
         annotations[well_known.JOURNAL_ANNOTATION] = journal.to_json()
     labels = {well_known.CONFIG_LABEL: "balanced", well_known.APPLIED_LABEL: applied}
     if strategy:

@@ -184,7 +184,7 @@ def test_labels_indicate_gpus(labels: dict[str, str], *, has_gpus: bool) -> None
 def test_the_texts_of_a_status_are_printable(members: dict[str, str]) -> None:
     parsed = run_status.parse(status(**members))
 
-    assert (parsed.config + parsed.reason + parsed.phase + parsed.message).isprintable()
+    assert (parsed.layout + parsed.reason + parsed.phase + parsed.message).isprintable()
     assert run_status.State.SUCCESS is parsed.state
 
 

@@ -50,7 +50,7 @@ class Simulation:
             self.nodes[name] = self._unseen.pop(name)
             return
         status, end = self.nodes[name].status, self._ends[name]
-        last = status if status and status.config == LAYOUT else None
+        last = status if status and status.layout == LAYOUT else None
         if end == "dead":
             return
         if last is None or last.is_retried:

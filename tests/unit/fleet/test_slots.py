@@ -55,7 +55,7 @@ def test_leases_of_other_programs_do_not_count_as_slots(name: str, index: int | 
 
 
 def journal(**records: Any) -> dict[str, str]:
-    return {well_known.JOURNAL_ANNOTATION: journals.Journal(config="a", **records).to_json()}
+    return {well_known.JOURNAL_ANNOTATION: journals.Journal(layout="a", **records).to_json()}
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ CONFIG, APPLIED = well_known.PLUGIN_CONFIG_LABEL, well_known.APPLIED_LABEL
 PAUSED = well_known.PAUSED_VALUE
 GPU = samples.gpu(samples.A100, "7g.40gb@0").snapshot
 
-NOTHING = journals.Journal(config="a")
+NOTHING = journals.Journal(layout="a")
 TAINT = node_entries.NodeEntries(has_reconfiguring_taint=True)
 TAINTED = dataclasses.replace(NOTHING, applied_before="old", node=TAINT)
 PAUSING = dataclasses.replace(

@@ -11,8 +11,8 @@ from mig_manager.core import model
 from mig_manager.core.records import readiness, run_status
 
 PUBLISHED = run_status.RunStatus(
-    config="all-1g.5gb",
-    config_hash="h",
+    layout="all-1g.5gb",
+    content_hash="h",
     state=run_status.State.PENDING,
     phase=run_status.Phase.RESOLVE,
     reason=None,

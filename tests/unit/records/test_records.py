@@ -28,17 +28,17 @@ from tests.rigs.node import samples
 
 GPU = samples.gpu(samples.A100, "1g.5gb@0", "1g.5gb@1", "2g.10gb@2", "3g.20gb@4")
 JOURNAL = journals.Journal(
-    config="a",
+    layout="a",
     node=node_entries.NodeEntries(
         has_reconfiguring_taint=True, paused_labels={well_known.PLUGIN_DEPLOY_LABEL: "true"}
     ),
 )
 REQUEST = requests.RequestRecord(
-    config="custom",
+    layout="custom",
     annotation_hash="0123456789ab",
     origin=requests.Origin.PARTITIONER,
     may_evict=False,
-    verified=requests.Verified(config_hash="h", is_from_owner=True, is_as_applied=True),
+    verified=requests.Verified(content_hash="h", is_from_owner=True, is_as_applied=True),
     desired_hashes={"GPU-1": "g", "GPU-2": ""},
     rebooted_hash="h",
     applied_fingerprints=applied_gpus.GpuFingerprints(
@@ -47,7 +47,7 @@ REQUEST = requests.RequestRecord(
 )
 REPAIR = gpu_repair.RepairAttempts(gpu="GPU-1", attempts=1, next_s=0).to_data()
 FAILED = requests.FailedChanges(
-    config_hash="x", boot_id="b1", reason=reasons.Reason.HOOK_FAILED, problem="it failed"
+    content_hash="x", boot_id="b1", reason=reasons.Reason.HOOK_FAILED, problem="it failed"
 )
 AT = "2026-03-01T12:00:00+00:00"
 NONSENSE = ("", "[", "null", "[]", "{}", "[" * 100_000, '{"version": 99}')
@@ -62,13 +62,13 @@ NONSENSE = ("", "[", "null", "[]", "{}", "[" * 100_000, '{"version": 99}')
     ],
 )
 def test_journal_round_trips(entries: node_entries.NodeEntries) -> None:
-    journal = journals.Journal(config="a", node=entries)
+    journal = journals.Journal(layout="a", node=entries)
     assert journals.Journal.from_json(journal.to_json()) == journal
     # If the plugin has one config, a version before this one reads the journal too.
     assert ("pluginConfig" in journal.to_json()) is (entries.plugin_config is not None)
 
 
-@pytest.mark.parametrize("record", [REQUEST, requests.RequestRecord(config="a")])
+@pytest.mark.parametrize("record", [REQUEST, requests.RequestRecord(layout="a")])
 def test_request_round_trips_with_members_of_a_newer_version(
     record: requests.RequestRecord,
 ) -> None:
@@ -199,8 +199,8 @@ def test_a_malformed_mark_or_list_of_layouts_is_ignored(text: str) -> None:
 
 def test_status_annotation_has_layout_reason_and_devices() -> None:
     text = run_status.RunStatus(
-        config="a",
-        config_hash="h",
+        layout="a",
+        content_hash="h",
         state=run_status.State.FAILED,
         phase=run_status.Phase.DRAIN,
         reason=reasons.Reason.DRAIN_TIMEOUT,
@@ -270,15 +270,15 @@ def test_a_request_may_evict_only_with_true(value: object) -> None:
     assert not requests.RequestRecord.from_json(request_with(mayEvict=value)).may_evict
 
 
-VERIFIED = requests.Verified(config_hash="x", is_as_applied=True)
-EDITED = dataclasses.replace(VERIFIED, config_hash="y")
-ANY = requests.Verified(config_hash="", is_as_applied=True)
-SEEN_ELSEWHERE = requests.Verified(config_hash="x")
+VERIFIED = requests.Verified(content_hash="x", is_as_applied=True)
+EDITED = dataclasses.replace(VERIFIED, content_hash="y")
+ANY = requests.Verified(content_hash="", is_as_applied=True)
+SEEN_ELSEWHERE = requests.Verified(content_hash="x")
 """Of generated content that has changed: it counts, and the GPUs do not show it."""
 
 
 @pytest.mark.parametrize(
-    ("verified", "config_hash", "desired_hashes", "is_from_owner", "after"),
+    ("verified", "content_hash", "desired_hashes", "is_from_owner", "after"),
     [
         (None, "x", {}, True, None),
         (VERIFIED, "x", {}, True, VERIFIED),
@@ -291,21 +291,21 @@ SEEN_ELSEWHERE = requests.Verified(config_hash="x")
         (VERIFIED, "y", {"G0": "other"}, True, None),
         (VERIFIED, "y", {"G2": "same"}, True, None),
         (VERIFIED, "y", {}, False, SEEN_ELSEWHERE),
-        (ANY, "y", {}, True, requests.Verified(config_hash="")),
+        (ANY, "y", {}, True, requests.Verified(content_hash="")),
     ],
 )
 def test_only_content_with_another_goal_from_the_owner_is_a_new_request(
     verified: requests.Verified | None,
-    config_hash: str,
+    content_hash: str,
     desired_hashes: dict[str, str],
     *,
     is_from_owner: bool,
     after: requests.Verified | None,
 ) -> None:
     before = {"G0": "same", "G1": "same"}
-    record = requests.RequestRecord(config="a", verified=verified, desired_hashes=before)
+    record = requests.RequestRecord(layout="a", verified=verified, desired_hashes=before)
 
-    edited = record.with_content(config_hash, desired_hashes, is_from_owner=is_from_owner)
+    edited = record.with_content(content_hash, desired_hashes, is_from_owner=is_from_owner)
 
     assert edited.verified == after
     # Once GPU 1 is back, its part of the edit counts.
@@ -313,21 +313,21 @@ def test_only_content_with_another_goal_from_the_owner_is_a_new_request(
 
 
 REBOOTED = requests.RequestRecord(
-    config="a", verified=VERIFIED, rebooted_hash="x", rebooted_from="b1"
+    layout="a", verified=VERIFIED, rebooted_hash="x", rebooted_from="b1"
 )
-PASSIVE = requests.RequestRecord(config="a", may_evict=False)
+PASSIVE = requests.RequestRecord(layout="a", may_evict=False)
 
 
 @pytest.mark.parametrize(
     ("former", "newer", "is_new", "may_evict", "is_verified"),
     [
-        (REBOOTED, requests.RequestRecord(config="a"), False, True, True),
+        (REBOOTED, requests.RequestRecord(layout="a"), False, True, True),
         (REBOOTED, PASSIVE, False, False, True),
-        (REBOOTED, requests.RequestRecord(config="a"), True, True, False),
-        (REBOOTED, requests.RequestRecord(config="a", annotation_hash="h"), False, True, True),
-        (REBOOTED, requests.RequestRecord(config="b"), False, True, False),
-        (PASSIVE, requests.RequestRecord(config="a"), False, False, False),
-        (PASSIVE, requests.RequestRecord(config="a"), True, True, False),
+        (REBOOTED, requests.RequestRecord(layout="a"), True, True, False),
+        (REBOOTED, requests.RequestRecord(layout="a", annotation_hash="h"), False, True, True),
+        (REBOOTED, requests.RequestRecord(layout="b"), False, True, False),
+        (PASSIVE, requests.RequestRecord(layout="a"), False, False, False),
+        (PASSIVE, requests.RequestRecord(layout="a"), True, True, False),
     ],
 )
 def test_the_same_request_keeps_its_progress(
@@ -342,7 +342,7 @@ def test_the_same_request_keeps_its_progress(
 
     assert begun.key == newer.key
     assert (begun.may_evict, begun.verified is not None) == (may_evict, is_verified)
-    is_kept = newer.config == former.config
+    is_kept = newer.layout == former.layout
     kept = (former.rebooted_hash, former.rebooted_from) if is_kept else (None, "")
     assert (begun.rebooted_hash, begun.rebooted_from) == kept
 
@@ -373,29 +373,29 @@ def test_label_is_outdated_unless_the_gpus_have_or_may_have_the_layout(
 
 
 @pytest.mark.parametrize(
-    ("last", "config_hash", "boot_id", "are_enough"),
+    ("last", "content_hash", "boot_id", "are_enough"),
     [
         (FAILED, "x", "b1", True),
         (FAILED, "y", "b1", False),
         (FAILED, "x", "b2", False),
-        (dataclasses.replace(FAILED, config_hash="y"), "y", "b1", False),
+        (dataclasses.replace(FAILED, content_hash="y"), "y", "b1", False),
         (dataclasses.replace(FAILED, boot_id="b2"), "x", "b2", False),
     ],
 )
 def test_failed_changes_forbid_evictions_for_their_content_and_boot(
-    last: requests.FailedChanges, config_hash: str, boot_id: str, *, are_enough: bool
+    last: requests.FailedChanges, content_hash: str, boot_id: str, *, are_enough: bool
 ) -> None:
-    record = requests.RequestRecord(config="a")
+    record = requests.RequestRecord(layout="a")
     for each in (FAILED, FAILED, last):
         record = record.with_failed_change(each)
     read = requests.RequestRecord.from_json(record.to_json()).failed_changes
     assert read is not None
-    assert read.are_enough(config_hash, boot_id) is are_enough
+    assert read.are_enough(content_hash, boot_id) is are_enough
 
 
 def test_failed_changes_with_a_reason_of_a_newer_version_are_left_out() -> None:
-    kept = requests.RequestRecord(config="a", failed_changes=FAILED).to_json()
+    kept = requests.RequestRecord(layout="a", failed_changes=FAILED).to_json()
     newer = kept.replace(f'"{FAILED.reason.value}"', '"OfANewerVersion"')
 
     assert newer != kept
-    assert requests.RequestRecord.from_json(newer) == requests.RequestRecord(config="a")
+    assert requests.RequestRecord.from_json(newer) == requests.RequestRecord(layout="a")

@@ -65,7 +65,7 @@ class AgentState:
     is_closed: bool = False  # whether it keeps pods off the node for a change
     is_rebooting: bool = False  # whether it has rebooted the node for a change
     took_s: float = 0.0  # the last run, by the agent's clock
-    config_hash: str = ""  # content hash of that run's layout
+    content_hash: str = ""  # content hash of that run's layout
     failed_hash: str = ""
     """Content hash of the custom layout, if that run failed. For an invalid layout, which no
     partitioner writes, it is the hash of the annotation."""
@@ -178,7 +178,7 @@ def parse(item: Mapping[str, Any]) -> PartitionedNode | None:
             is_closed=node.state in run_status.UNDER_WAY or slots.is_disrupted(node.view),
             is_rebooting=node.state == run_status.State.REBOOTING.value,
             took_s=_took_s(published),
-            config_hash=published.config_hash if published else "",
+            content_hash=published.content_hash if published else "",
             failed_hash=failed_hash,
             is_own_failure=custom is not None and custom_layouts.is_marked(custom),
             is_repeatable=published is not None and published.reason in _REPEATABLE,
@@ -196,10 +196,10 @@ def _failed_hash(node: fleet_nodes.FleetNode) -> str:
     """Return the ``failed_hash`` of a node's agent; empty if its last run did not fail."""
     published, custom = node.status, custom_layouts.CustomRequest.of(node.view)
     has_failed = published is not None and published.state is run_status.State.FAILED
-    if published is None or not has_failed or published.config != well_known.CUSTOM_LAYOUT:
+    if published is None or not has_failed or published.layout != well_known.CUSTOM_LAYOUT:
         return ""
-    if published.config_hash:
-        return published.config_hash
+    if published.content_hash:
+        return published.content_hash
     # The agent failed before it had read the layout.
     try:
         return custom.layout()[0].content_hash

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from mig_manager import errors
 
 
-class FakeKeptFile:
+class FakeSavedFile:
     """A journal, a layout for the next boot or a request; each operation can be refused."""
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Watch the content of the config file; the only user of watchdog."""
+"""Watch the content of files; the only user of watchdog."""
 
 import contextlib
 import hashlib
@@ -24,7 +24,7 @@ _OBSERVER_STOP_S = 1.0
 _log = structlog.get_logger()
 
 
-class ConfigWatch:
+class FileWatch:
     """Calls back when the content of a file has changed.
 
     Kubelet changes a mounted ConfigMap by swapping the symbolic link ``..data`` beside the file,
