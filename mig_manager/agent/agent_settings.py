@@ -17,8 +17,8 @@ from mig_manager.core.settings import host_settings, node_settings, options
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Limits(node_settings.LayoutSources):
-    """What pipeline and loop may do, and for how long; the agent's settings include it."""
+class RunSettings(node_settings.LayoutSources):
+    """What pipeline and loop may do, and for how long: a part of the agent's settings."""
 
     drain_timeout_s: float = options.seconds(
         "how long evicted pods may take to end", default=300.0
@@ -76,7 +76,7 @@ _NOT_NEEDED = tuple(
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class AgentSettings(node_settings.NodeSettings, Limits):
+class AgentSettings(node_settings.NodeSettings, RunSettings):
     """Settings of the agent; durations in seconds."""
 
     groups: ClassVar[Mapping[str, tuple[str, ...]]] = {

@@ -180,7 +180,7 @@ class AttemptSeries:
         )
         return attempts.Attempt(
             deps=deps,
-            limits=context.limits,
+            settings=context.settings,
             publisher=context.publisher,
             memory=context.memory,
             request=request,

@@ -69,7 +69,7 @@ class Attempt(node_context.NodeContext):
     @property
     def plugin_config(self) -> str | None:
         """The device plugin's config for this layout; None keeps the present one."""
-        return None if self.is_repair else self.limits.policy.plugin_config(self.request.layout)
+        return None if self.is_repair else self.settings.policy.plugin_config(self.request.layout)
 
     def failure(
         self, reason: reasons.Reason, *parts: str, is_final: bool = False, remedy: str = ""
@@ -103,7 +103,7 @@ class Attempt(node_context.NodeContext):
             clock=self.deps.clock,
             timeout_s=timeout_s,
             sleep=self.cancel.wait,
-            backoff=self.limits.backoff,
+            backoff=self.settings.backoff,
         )
 
     def until_solved(

@@ -24,7 +24,7 @@ class AgentLoop:
         self,
         reconciler: reconcile.Reconciler,
         inbox: intake.Inbox,
-        limits: agent_settings.Limits,
+        settings: agent_settings.RunSettings,
         *,
         telemetry: ports.Telemetry | None = None,
         pulse: liveness.Pulse | None = None,
@@ -39,9 +39,9 @@ class AgentLoop:
         self._pulse = pulse or liveness.Pulse(monotonic)
         self._suspend_gpu_events = suspend_gpu_events
         self._monotonic = monotonic
-        self._limits = limits
+        self._settings = settings
         self._backoff = timing.Backoff(
-            first_s=limits.retry_initial_s, max_s=limits.retry_max_s, factor=2.0
+            first_s=settings.retry_initial_s, max_s=settings.retry_max_s, factor=2.0
         )
         self._run_generation = 0
         """The generation of the request when the last run began."""
@@ -117,8 +117,10 @@ class AgentLoop:
         while True:
             attempt += 1
             # Computed before the run, because its status names the time of the next attempt.
-            spread_s = random.uniform(0, self._limits.retry_initial_s)  # noqa: S311 - a spread
-            delay_s = min(self._limits.retry_max_s, self._backoff.delay_s(attempt - 1) + spread_s)
+            spread_s = random.uniform(0, self._settings.retry_initial_s)  # noqa: S311 - a spread
+            delay_s = min(
+                self._settings.retry_max_s, self._backoff.delay_s(attempt - 1) + spread_s
+            )
             options = layout_request.AttemptOptions(
                 attempt=attempt,
                 is_new=received.since > self._run_generation,
@@ -161,13 +163,13 @@ class AgentLoop:
 
     def _next_check_s(self, outcome: outcomes.Outcome | None) -> float:
         """Return how long to rest before the next drift check; inf: until a GPU event."""
-        check_s = self._limits.drift_check_interval_s or math.inf
+        check_s = self._settings.drift_check_interval_s or math.inf
         if self._reconciler.awaits_driver(outcome):
             return min(check_s, outcomes.MAX_DRIVER_PAUSE_S)
         if outcome is None or not outcome.verified_gpus.unreachable:
             return check_s
         # Check as often as retries: an unreachable GPU may be back.
-        return min(check_s, self._limits.retry_max_s)
+        return min(check_s, self._settings.retry_max_s)
 
     def _check_drift(
         self, received: intake.ReceivedRequest, outcome: outcomes.Outcome | None

@@ -1,4 +1,4 @@
-"""The ports, limits and memory of one node, which its runs and its drift checks share."""
+"""The ports, settings and memory of one node, which its runs and its drift checks share."""
 
 import contextlib
 import dataclasses
@@ -22,15 +22,15 @@ _parsed = functools.lru_cache(maxsize=1)(config.parse)
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class NodeContext:
-    """The ports, limits and memory of one node, for all attempts on it.
+    """The ports, settings and memory of one node, for all attempts on it.
 
-    A function takes it for the limits or the memory; for ports alone it takes ``deps`` or a port.
+    A function takes it for the settings or the memory; for ports alone it takes ``deps`` or a port.
     It works at rest and without a request. In a run its argument is the attempt, which is a
     context.
     """
 
     deps: ports.Dependencies
-    limits: agent_settings.Limits
+    settings: agent_settings.RunSettings
     publisher: publish.Publisher
     memory: attempt_memory.AttemptMemory = dataclasses.field(
         default_factory=attempt_memory.AttemptMemory
@@ -44,7 +44,7 @@ class NodeContext:
     @property
     def may_repair(self) -> bool:
         """Whether the owner lets the agent reset GPUs with a fault, and it can."""
-        is_allowed = self.limits.repair is node_settings.RepairPolicy.RESET
+        is_allowed = self.settings.repair is node_settings.RepairPolicy.RESET
         return is_allowed and self.deps.reset is not None
 
     @property
@@ -54,11 +54,11 @@ class NodeContext:
 
     def layout_file(self) -> layout_documents.Document:
         """Parse the layout file; ConfigError if it cannot be read or is invalid."""
-        source, limits = self.deps.layout_source, self.limits
+        source, settings = self.deps.layout_source, self.settings
         try:
-            return _parsed(source.read(), source=source.name, is_lenient=limits.is_lenient)
+            return _parsed(source.read(), source=source.name, is_lenient=settings.is_lenient)
         except errors.ConfigError as error:
-            if limits.has_default_layouts:
+            if settings.has_default_layouts:
                 _log.warning("default_layouts_not_read", error=error.message)
             raise
 

@@ -35,11 +35,11 @@ _log = structlog.get_logger()
 class Reconciler:
     """Applies requests to one node."""
 
-    def __init__(self, deps: ports.Dependencies, limits: agent_settings.Limits) -> None:
+    def __init__(self, deps: ports.Dependencies, settings: agent_settings.RunSettings) -> None:
         self._deps = deps
         self._context = node_context.NodeContext(
             deps=deps,
-            limits=limits,
+            settings=settings,
             publisher=publish.Publisher(deps.node, deps.host_copy_file),
         )
         self._layouts = layout_report.LayoutReport(self._context)
@@ -49,7 +49,7 @@ class Reconciler:
         self.capacity = capacity_report.CapacityReport(self._context)
         self._gpus = gpu_report.GpuReport(self._context, self._layouts, self.capacity)
         self._series = attempt_series.AttemptSeries(self._context, self.capacity.update_gpus)
-        is_reported = limits.repair is not node_settings.RepairPolicy.OFF
+        is_reported = settings.repair is not node_settings.RepairPolicy.OFF
         self.faults = faults.FaultReport(deps, is_on=is_reported)
 
     def recover(self, request: layout_request.Request) -> None:
@@ -219,7 +219,7 @@ class Reconciler:
     def _admit_workloads(self, view: node_object.NodeView) -> None:
         """Remove start-up taints: without a request, workloads need not wait for a layout."""
         self._deps.node.set_condition(readiness.NO_LAYOUT_REQUESTED)
-        taints = self._context.limits.policy.startup_taints & view.taint_keys
+        taints = self._context.settings.policy.startup_taints & view.taint_keys
         if taints:
             patch = node_object.NodePatch(removed_taints=taints)
             self._context.publisher.update(lambda _view: patch)

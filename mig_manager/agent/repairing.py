@@ -108,7 +108,7 @@ def follow_up(
     why_not = DRIFTED if outcome.reason is reasons.Reason.DRIFTED else ""
     decision = decide(attempt, attempt.record, attempt.status.gpus, why_not)
     if outcome.state is run_status.State.SUCCESS:
-        if not attempt.limits.drift_check_interval_s:
+        if not attempt.settings.drift_check_interval_s:
             # A check would begin it.
             decision = dataclasses.replace(decision, gpus=())
         return _with_problems(outcome, attempt.record), decision
@@ -144,7 +144,7 @@ def _decide(
     gpus: model.ObservedGpus,
     why_not: str,
 ) -> Decision:
-    if context.limits.repair is not node_settings.RepairPolicy.RESET:
+    if context.settings.repair is not node_settings.RepairPolicy.RESET:
         return NOTHING
     remembered, unknown = unreachable_gpus.recall_verified(context, gpus)
     faulty = tuple(gpu for gpu in remembered if gpu.awaits_reset)
@@ -267,6 +267,6 @@ def _left_to_others(context: node_context.NodeContext) -> str:
     return gpu_repair.why_left_to_others(
         context.deps.node.latest(),
         context.deps.workloads.present(),
-        context.limits.policy.startup_taints,
+        context.settings.policy.startup_taints,
         claims.tainted_devices(context.deps.slices.list() or ()),
     )

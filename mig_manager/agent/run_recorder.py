@@ -62,7 +62,7 @@ class RunRecorder:
         self.status = first
         """The status, which the next patch publishes."""
         self._began = self._phase_began = deps.clock.monotonic()
-        self._startup_taints = context.limits.policy.startup_taints
+        self._startup_taints = context.settings.policy.startup_taints
         self._retry_after_s = retry_after_s
         self._take_over_journal = take_over_journal
         """Resumes GPU clients that no journal lists; returns the entries of earlier runs as the

@@ -8,7 +8,7 @@ from mig_manager.core.objects import well_known
 from tests.rigs.node import agents, fakes, inboxes, node_rig
 
 RETRY_S, CHECK_S = 5.0, 60.0  # the pause before each retry, and between drift checks
-_PAUSES = agent_settings.Limits(
+_PAUSES = agent_settings.RunSettings(
     retry_initial_s=RETRY_S, retry_max_s=RETRY_S, drift_check_interval_s=CHECK_S
 )
 

@@ -33,11 +33,11 @@ def request_custom(
     requested: custom_layouts.CustomRequest | None = None,
     *,
     by: agents.AgentInMemory | None = None,
-    limits: dict[str, Any] | None = None,
+    settings: dict[str, Any] | None = None,
     **options: Any,
 ) -> outcomes.Outcome:
     """Request ``custom`` of a node whose agent allows it."""
-    agent = by or agents.new_agent(rig, limits=ON if limits is None else limits)
+    agent = by or agents.new_agent(rig, settings=ON if settings is None else settings)
     return agents.run(rig, "custom", by=agent, custom=requested or custom_layout(), **options)
 
 

@@ -42,7 +42,7 @@ def silence_kubelet(rig: node_rig.NodeRig) -> None:
 
 
 def agent_of(rig: node_rig.NodeRig, **options: Any) -> agents.AgentInMemory:
-    return agents.new_agent(rig, limits=options.pop("limits", RESET), **options)
+    return agents.new_agent(rig, settings=options.pop("settings", RESET), **options)
 
 
 def begun(rig: node_rig.NodeRig, **options: Any) -> agents.AgentInMemory:

@@ -54,7 +54,7 @@ class NodeChange(NamedTuple):
 
     def agent(self, rig: node_rig.NodeRig) -> agents.AgentInMemory:
         """Return an agent of the node."""
-        return agents.new_agent(rig, limits=custom_requests.ON if self.custom else None)
+        return agents.new_agent(rig, settings=custom_requests.ON if self.custom else None)
 
     def run(
         self, rig: node_rig.NodeRig, by: agents.AgentInMemory | None = None, **options: Any

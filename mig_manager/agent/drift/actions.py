@@ -126,7 +126,7 @@ def _handle_drift(
     affected = ""
     plan = observation.plan
     missing = observation.missing
-    if attempt.limits.heals_drift and plan is not None and not missing:
+    if attempt.settings.heals_drift and plan is not None and not missing:
         try:
             affected = device_usage.name_users(attempt, plan, observation.gpus)
         except errors.KubeletError as error:

@@ -136,7 +136,7 @@ def _plan_and_check(
     if is_other and change.usage.undecided_users(change.scope.affected):
         change = _plan_for_usage(attempt, inputs, change.plan)
     pods = change.usage.pods
-    if not attempt.limits.allows_foreign_managers:
+    if not attempt.settings.allows_foreign_managers:
         others = device_usage.foreign_managers(attempt.deps, pods)
         if others:
             raise errors.MigManagerError(
@@ -159,6 +159,6 @@ def _plan_for_usage(
 def idle_wait(attempt: attempts.Attempt) -> timing.Wait:
     """Return the wait for processes that use devices to be destroyed."""
     return dataclasses.replace(
-        attempt.wait(0.0 if attempt.is_on_demand else attempt.limits.in_use_timeout_s),
+        attempt.wait(0.0 if attempt.is_on_demand else attempt.settings.in_use_timeout_s),
         on_wait=lambda error: _log.info("gpus_in_use", error=error.message),
     )

@@ -130,7 +130,7 @@ def plan_change(
         inputs.gpus,
         used_ids=used_ids,
         now_s=attempt.deps.clock.unix_s(),
-        within_s=attempt.limits.drain_timeout_s,
+        within_s=attempt.settings.drain_timeout_s,
     )
     # Undoing an interrupted change evicts no pod that got a device since.
     undo = planner.restore(inputs.gpus, inputs.restorable)
@@ -187,7 +187,7 @@ def _rights(attempt: attempts.Attempt, plan: steps.Plan) -> drain_scope.DrainRig
             outcomes.failed_changes_message, attempt.status.title, failed.count, failed.problem
         )
         return drain_scope.Refuse(failed.reason, message)
-    if attempt.limits.policy.drain is policies.DrainPolicy.NONE:
+    if attempt.settings.policy.drain is policies.DrainPolicy.NONE:
         return drain_scope.WaitOnly("--drain-policy none evicts no pod")
-    is_whole_node = attempt.limits.policy.drain is policies.DrainPolicy.NODE
+    is_whole_node = attempt.settings.policy.drain is policies.DrainPolicy.NODE
     return drain_scope.Evict(is_whole_node=is_whole_node)

@@ -28,7 +28,7 @@ def may_help(attempt: attempts.Attempt, error: errors.MigManagerError) -> bool:
     elif attempt.record.rebooted_from == attempt.deps.boot_id:
         # A reboot was requested, but the machine is still up.
         was_rebooted = False
-    drains = attempt.limits.policy.drain is not policies.DrainPolicy.NONE
+    drains = attempt.settings.policy.drain is not policies.DrainPolicy.NONE
     if was_rebooted or not drains or attempt.is_repair:
         return False
     if isinstance(error, errors.HostError):
@@ -74,7 +74,7 @@ def reboot(
         keep_pending_modes(attempt, resolving.observe_at_end(attempt))
         machine.request(f"MIG layout {name} needs it")
         _wait_for_stop(attempt)
-        waited_s = attempt.limits.reboot_timeout_s
+        waited_s = attempt.settings.reboot_timeout_s
         refusal = f"the machine is still up {waited_s:g} s after the reboot request"
     except errors.MigManagerError as refused:
         attempt.recorder.set_status(is_rebooted=False)
@@ -110,7 +110,7 @@ def _wait_for_stop(attempt: attempts.Attempt) -> None:
             attempt.deps.clock.wait(seconds)
 
     wait = dataclasses.replace(
-        attempt.wait(attempt.limits.reboot_timeout_s),
+        attempt.wait(attempt.settings.reboot_timeout_s),
         sleep=sleep,
         backoff=timing.Backoff(first_s=1.0),
     )

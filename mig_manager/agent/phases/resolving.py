@@ -44,7 +44,7 @@ def _resolve_layout(attempt: attempts.Attempt) -> targets.LayoutTarget:
     if request.custom:
         # The file has no part in it.
         attempt.deps.telemetry.layout_file_read(is_usable=True)
-        layout, warnings = request.custom.layout(is_lenient=attempt.limits.is_lenient)
+        layout, warnings = request.custom.layout(is_lenient=attempt.settings.is_lenient)
         target = targets.LayoutTarget(layout=layout, warnings=warnings, is_from_owner=True)
     else:
         target = _resolve_named(attempt)
@@ -74,9 +74,9 @@ def _resolve_named(attempt: attempts.Attempt) -> targets.LayoutTarget:
 
     try:
         layout, warnings = available_layouts.find(
-            name, attempt.layout_file, attempt.limits, observe_for_layout
+            name, attempt.layout_file, attempt.settings, observe_for_layout
         )
-        is_from_owner = not (layout.is_generated or attempt.limits.has_default_layouts)
+        is_from_owner = not (layout.is_generated or attempt.settings.has_default_layouts)
         verified = attempt.record.verified
         is_other = verified is not None and verified.content_hash != layout.content_hash
         if verified and verified.is_from_owner and is_other and not is_from_owner:

@@ -46,7 +46,7 @@ def wait(attempt: attempts.Attempt) -> None:
         if why is None:
             return
         now_s = clock.monotonic()
-        if now_s - checked_at_s >= attempt.limits.drift_check_interval_s:
+        if now_s - checked_at_s >= attempt.settings.drift_check_interval_s:
             withdrawing.observe_and_withdraw(attempt)
             checked_at_s = now_s
         if why != published and now_s - published_at_s >= _PUBLISH_AGAIN_S:
@@ -89,7 +89,7 @@ def _changes_nothing(attempt: attempts.Attempt) -> bool:
         Superseded: Another layout is requested, or the agent stops.
     """
     try:
-        lock_wait = attempt.wait(attempt.limits.lock_timeout_s)
+        lock_wait = attempt.wait(attempt.settings.lock_timeout_s)
         with attempt.hold_lock(
             f"planning layout {attempt.request.layout}", lock_wait, changes_gpus=False
         ):

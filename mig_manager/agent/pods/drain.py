@@ -155,7 +155,7 @@ class Drain:
             deadline: As for ``run``.
         """
         listing = device_listing.ListingWait(self.attempt.deps.clock)
-        pauses_s = map(self.attempt.limits.backoff.delay_s, itertools.count())
+        pauses_s = map(self.attempt.settings.backoff.delay_s, itertools.count())
         while True:
             if usage is None:
                 self.attempt.cancel.pause(next(pauses_s))
@@ -215,13 +215,13 @@ class Drain:
         """
         undecided = usage.undecided_users(self.scope.affected)
         # Even before a short deadline, some time remains for the evictions.
-        max_s = self.attempt.limits.drain_timeout_s * 3 / 4
+        max_s = self.attempt.settings.drain_timeout_s * 3 / 4
         if not (listing.is_any_new(undecided, max_s=max_s) or usage.no_answer):
             return {}
         return {pod.key: "not evicted before its devices are known" for pod in undecided}
 
     def _new_deadline(self, *, is_forced: bool = False) -> Deadline:
-        at_s = self.attempt.deps.clock.monotonic() + self.attempt.limits.drain_timeout_s
+        at_s = self.attempt.deps.clock.monotonic() + self.attempt.settings.drain_timeout_s
         return Deadline(at_s=at_s, is_forced=is_forced)
 
     def _is_late(self, deadline: Deadline) -> bool:
@@ -229,7 +229,7 @@ class Drain:
 
     def _may_force(self, remaining: Sequence[pod_object.Pod]) -> bool:
         return (
-            self.attempt.limits.policy.is_forced
+            self.attempt.settings.policy.is_forced
             and isinstance(self.scope.rights, drain_scope.Evict)
             and bool(remaining)
             and not any(map(evictions.why_not_evictable, remaining))
@@ -290,7 +290,7 @@ class Drain:
         has_evicted = self.evictions.evicted > 0 or self.has_begun
         reason, more = self.evictions.why_incomplete(remaining, has_evicted=has_evicted)
         count = "1 pod still uses" if len(remaining) == 1 else f"{len(remaining)} pods still use"
-        timeout_s = self.attempt.limits.drain_timeout_s
+        timeout_s = self.attempt.settings.drain_timeout_s
         by_force = ", and as long again by force" if end.deadline.is_forced else ""
         lacks_driver = any(pod.may_claim for pod in remaining) and not (
             dra_driver.has_ready(end.usage.pods)

@@ -116,7 +116,7 @@ class Evictions:
     @property
     def is_rolling(self) -> bool:
         """Whether the budgets allowed only some of the evictions, and these are under way."""
-        is_rolling = self.attempt.limits.policy.strategy is policies.DrainStrategy.ROLLING
+        is_rolling = self.attempt.settings.policy.strategy is policies.DrainStrategy.ROLLING
         return is_rolling and bool(self._last.spent)
 
     def is_any_ready(self, remaining: Iterable[pod_object.Pod]) -> bool:
@@ -249,7 +249,7 @@ class Evictions:
         remaining: Sequence[pod_object.Pod],
     ) -> dict[str, str]:
         """Return why no pod is evicted yet: each one that is not evictable, with the reason."""
-        is_whole = self.attempt.limits.policy.strategy is policies.DrainStrategy.WHOLE
+        is_whole = self.attempt.settings.policy.strategy is policies.DrainStrategy.WHOLE
         refused = dict(check.refused if is_whole else check.exhausted)
         not_evictable = evictions.not_evictable(remaining) | refused
         return not_evictable or self._try_each(pending, self.attempt.deps.workloads.can_evict)

@@ -207,7 +207,7 @@ def _pause(
     uids = {pod.uid for pod in (*pause.label_managed, *pause.to_delete)}
     if not uids:
         return ()
-    timeout_s = attempt.limits.plugin_timeout_s
+    timeout_s = attempt.settings.plugin_timeout_s
     stuck, latest = attempt.until_solved(
         lambda pods: [pod for pod in pods if pod.uid in uids and not pod.is_finished], timeout_s
     )

@@ -69,7 +69,7 @@ def resume_monitors(attempt: attempts.Attempt, paused: paused_clients.PausedClie
     warning. A newer request or an API failure ends the wait; the end of the run restores the
     remaining labels.
     """
-    timeout_s = attempt.limits.monitor_timeout_s
+    timeout_s = attempt.settings.monitor_timeout_s
     labels = attempt.journal.node.paused_labels
     waited_for = [key for key in labels if key in paused.labels_with_pods]
     others = labels.keys() - waited_for
@@ -186,7 +186,7 @@ def await_driver(
     attempt.recorder.enter(
         run_status.Phase.RESOLVE, "waiting for the DRA driver, which ends pods' claims"
     )
-    timeout_s = attempt.limits.plugin_timeout_s
+    timeout_s = attempt.settings.plugin_timeout_s
     # Slices that do not match in time are no failure: a claim may then use any GPU.
     is_late, pods = attempt.until_solved(is_lacking, timeout_s)
     if is_late and not dra_driver.has_ready(pods):

@@ -122,7 +122,7 @@ def wait_schedulable(
         _log.info("no_device_plugin_found")
         if not _correct_and_compare(attempt, expected, gpus, ()):
             return
-    timeout_s = attempt.limits.plugin_timeout_s
+    timeout_s = attempt.settings.plugin_timeout_s
     report = _ProblemReport(attempt.recorder, attempt.deps.clock)
     missing, _ = attempt.until_solved(
         lambda pods: report.check(_correct_and_compare(attempt, expected, gpus, pods)), timeout_s

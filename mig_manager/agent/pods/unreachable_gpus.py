@@ -62,7 +62,7 @@ def why_unknown(
         ClusterError: The API refused or does not answer.
     """
     usage = _usage(context.deps, gpus)
-    is_whole_node = context.limits.policy.drain is policies.DrainPolicy.NODE
+    is_whole_node = context.settings.policy.drain is policies.DrainPolicy.NODE
     ids = None if is_whole_node else _device_ids(faulty)
     return usage.why_incomplete if usage.undecided_users(ids) else ""
 

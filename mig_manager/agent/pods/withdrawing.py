@@ -22,7 +22,7 @@ def observe_and_withdraw(context: node_context.NodeContext) -> None:
 
     For an untainted node whose run waits: a plugin would not return to a tainted one.
     """
-    if not context.limits.drift_check_interval_s:
+    if not context.settings.drift_check_interval_s:
         return
     try:
         gpus = context.observe()

@@ -32,7 +32,7 @@ class LayoutReport:
             return None
         try:
             document = available_layouts.list_all(
-                self._context.layout_file, self._context.limits, gpus
+                self._context.layout_file, self._context.settings, gpus
             )
         except errors.ConfigError as error:
             _log.info("layouts_not_listed", error=error.message)
@@ -47,7 +47,7 @@ class LayoutReport:
         if fitting is None:
             return {}
         entries = map(layout_list.Entry.of, fitting)
-        takes_custom = self._context.limits.has_custom_layouts
+        takes_custom = self._context.settings.has_custom_layouts
         text = layout_list.to_json(entries, takes_custom=takes_custom)
         return {well_known.LAYOUTS_ANNOTATION: text}
 

@@ -100,7 +100,7 @@ def test_phantom_devices_that_stay_end_the_proof_of_a_change_soon() -> None:
     rig = nodes.node()
     rig.kubelet.phantoms = {PHANTOM: 4}
     rig.failures.add("node.remove_resources", FORBIDDEN)
-    agent = agents.new_agent(rig, limits={"plugin_timeout_s": 3000})
+    agent = agents.new_agent(rig, settings={"plugin_timeout_s": 3000})
 
     ends.run_to(rig, "all-1g.5gb", Reason.PHANTOM_DEVICES, PHANTOM, by=agent)
 

@@ -31,14 +31,14 @@ def new_drain(
     request: fakes.FakeRequest | None = None,
     **overrides: Any,
 ) -> drain.Drain:
-    limits = agent_settings.Limits(policy=policy or policies.Policy(), drain_timeout_s=20)
-    is_passive = limits.policy.drain is policies.DrainPolicy.NONE
+    settings = agent_settings.RunSettings(policy=policy or policies.Policy(), drain_timeout_s=20)
+    is_passive = settings.policy.drain is policies.DrainPolicy.NONE
     scope = drain_scope.DrainScope(
-        affected=None if limits.policy.drain is policies.DrainPolicy.NODE else affected,
+        affected=None if settings.policy.drain is policies.DrainPolicy.NODE else affected,
         rights=drain_scope.WaitOnly("none") if is_passive else drain_scope.Evict(),
     )
     attempt = agents.new_attempt(
-        rig, "one-slice-changed", limits, request or fakes.FakeRequest(rig.clock), **overrides
+        rig, "one-slice-changed", settings, request or fakes.FakeRequest(rig.clock), **overrides
     )
     return drain.Drain.start_or_continue(attempt, scope)
 

@@ -95,7 +95,7 @@ def test_a_pod_that_is_never_admitted_does_not_use_up_a_short_drain() -> None:
     uid = starting_pod(rig, listed_after_s=math.inf)
     rig.pods.change(uid, is_admitted=False)
 
-    by = agents.new_agent(rig, limits={"drain_timeout_s": 8.0})
+    by = agents.new_agent(rig, settings={"drain_timeout_s": 8.0})
     ends.run_to(rig, "one-slice-changed", Reason.APPLIED, by=by)
 
     assert rig.log.count("workloads.evict") == 2

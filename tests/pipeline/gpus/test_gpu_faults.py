@@ -20,12 +20,12 @@ HEALTHY = model.RecoveryAction.NONE
 
 
 def node_at_rest(
-    **limits: Any,
+    **settings: Any,
 ) -> tuple[node_rig.NodeRig, agents.AgentInMemory, outcomes.Outcome]:
     """Return a node whose layout is active and whose GPUs report no fault."""
     rig = nodes.node(layout="all-balanced")
     set_action(rig, HEALTHY, *range(len(rig.gpus)))
-    return nodes.at_rest("all-balanced", rig=rig, limits=limits)
+    return nodes.at_rest("all-balanced", rig=rig, settings=settings)
 
 
 def set_action(rig: node_rig.NodeRig, action: model.RecoveryAction, *indices: int) -> None:

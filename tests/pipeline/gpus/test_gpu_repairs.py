@@ -107,7 +107,7 @@ def test_a_repair_and_its_layout_restart_a_stale_plugin_once() -> None:
 )
 def test_without_the_setting_no_gpu_is_reset(how: node_settings.RepairPolicy) -> None:
     rig = repairs.faulty_node()
-    repairs.serve(rig, repairs.agent_of(rig, limits={"repair": how}))
+    repairs.serve(rig, repairs.agent_of(rig, settings={"repair": how}))
     assert repairs.resets(rig) == 0
     assert "affected" in rig.pods.names
 

@@ -285,8 +285,8 @@ def test_run_that_fails_early_leads_to_no_second_reboot(
     rig = nodes.rebooting_node()
 
     def successor(text: str = agents.LAYOUTS_TEXT) -> agents.AgentInMemory:
-        limits = {"has_default_layouts": has_default_layouts}
-        return agents.start(rig, "all-1g.5gb", layouts=text, limits=limits)
+        settings = {"has_default_layouts": has_default_layouts}
+        return agents.start(rig, "all-1g.5gb", layouts=text, settings=settings)
 
     go_down(rig, by=successor())
     before = rig.node_object.status

@@ -146,7 +146,7 @@ def test_a_begun_repair_is_undone_once_the_agent_may_not_repair(change: str) -> 
     how = node_settings.RepairPolicy(change if change in ("report", "off") else "reset")
     rig.resets.are_available = change != "no reset"
     rig.node_object.is_unschedulable = change == "cordon"
-    agent = repairs.agent_of(rig, limits={"repair": how})
+    agent = repairs.agent_of(rig, settings={"repair": how})
     agent.recover("all-balanced")
 
     assert agents.run(rig, "all-balanced", by=agent).state is run_status.State.SUCCESS
@@ -200,7 +200,7 @@ def test_a_resumed_repair_has_failed_only_if_a_pod_was_evicted(pods_at_kill: set
 
 def test_a_repair_evicts_whatever_the_origin_of_the_layout() -> None:
     rig = custom_requests.idle_node()
-    agent = repairs.agent_of(rig, limits=repairs.RESET | custom_requests.ON)
+    agent = repairs.agent_of(rig, settings=repairs.RESET | custom_requests.ON)
     on_demand = custom_requests.custom_layout(custom_requests.BALANCED, is_on_demand=True)
     outcome = custom_requests.request_custom(rig, on_demand, by=agent)
     rig.pods.add("affected", devices=frozenset({nodes.device(rig, 0, "1g.5gb")}))

@@ -21,7 +21,7 @@ from tests.rigs.node import agents, call_errors, fakes, inboxes, moments, node_r
 MAX_PAUSES = 16
 _WITHOUT_PARENTHESES = str.maketrans("", "", "()")  # they mark what has no compute instance yet
 _REPAIR_PAUSE_S = 1000.0  # longer than the first pause after a failed repair
-_LIMITS = {
+_SETTINGS = {
     "has_custom_layouts": True,
     "generated_layouts": node_settings.GeneratedLayouts.OFF,
     "repair": node_settings.RepairPolicy.RESET,
@@ -104,7 +104,7 @@ class PlayedChange:
         return None
 
     def _serve(self) -> outcomes.Outcome | None:
-        agent = agents.new_agent(self.rig, layout_source=self.config, limits=_LIMITS)
+        agent = agents.new_agent(self.rig, layout_source=self.config, settings=_SETTINGS)
         pauses = _Pauses(self, agent)
         outcome = agent_loop.run_agent(self.rig, agent, self.config, pauses)
         self.is_over = pauses.is_over

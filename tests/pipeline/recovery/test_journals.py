@@ -102,7 +102,7 @@ def test_pauses_of_an_allowed_manager_stay() -> None:
     rig.node_object.labels[well_known.PLUGIN_DEPLOY_LABEL] = "true"
     rig.advance()
     rig.node_object.labels["nvidia.com/gpu.deploy.dcgm"] = well_known.PAUSED_VALUE
-    agent = agents.start(rig, "all-balanced", limits={"allows_foreign_managers": True})
+    agent = agents.start(rig, "all-balanced", settings={"allows_foreign_managers": True})
 
     outcome = agents.run(rig, "all-balanced", by=agent)
     agent.check_drift("all-balanced", outcome)

@@ -33,10 +33,10 @@ def rig() -> node_rig.NodeRig:
 
 
 def apply(
-    rig: node_rig.NodeRig, layout: str, text: str = OWNERS_FILE, **limits: Any
+    rig: node_rig.NodeRig, layout: str, text: str = OWNERS_FILE, **settings: Any
 ) -> tuple[reasons.Reason, str]:
     """Apply a layout with an agent of its own; return the reason and the origin of the layout."""
-    outcome = agents.run(rig, layout, by=agents.new_agent(rig, layouts=text, limits=limits))
+    outcome = agents.run(rig, layout, by=agents.new_agent(rig, layouts=text, settings=settings))
     return outcome.reason, rig.node_object.status.get("origin", "")
 
 
@@ -129,9 +129,9 @@ def test_where_the_driver_lists_no_profiles_the_default_file_is_served(
     rig: node_rig.NodeRig, generated: node_settings.GeneratedLayouts
 ) -> None:
     rig.gpus = tuple(dataclasses.replace(gpu, profiles=None) for gpu in rig.gpus)
-    limits = DEFAULT | {"generated_layouts": generated}
+    settings = DEFAULT | {"generated_layouts": generated}
 
-    assert apply(rig, "all-1g.5gb", **limits)[0] is reasons.Reason.UNKNOWN_CONFIG
+    assert apply(rig, "all-1g.5gb", **settings)[0] is reasons.Reason.UNKNOWN_CONFIG
     assert set(origins_by_layout(rig)) == {"team-a", "all-balanced", "for-another-product"}
 
 

@@ -167,24 +167,26 @@ class Pipeline(reconcile.Reconciler):
         )
 
 
-def pauses(retry_s: float = 0.01, drift_check_s: float = 0.0) -> agent_settings.Limits:
-    return agent_settings.Limits(
+def pauses(retry_s: float = 0.01, drift_check_s: float = 0.0) -> agent_settings.RunSettings:
+    return agent_settings.RunSettings(
         retry_initial_s=retry_s, retry_max_s=2 * retry_s, drift_check_interval_s=drift_check_s
     )
 
 
 def agent(
-    pipeline: Pipeline, limits: agent_settings.Limits | None = None, **options: Any
+    pipeline: Pipeline, settings: agent_settings.RunSettings | None = None, **options: Any
 ) -> loop.AgentLoop:
     return loop.AgentLoop(
         pipeline,
         pipeline.inbox,
-        limits or pauses(),
+        settings or pauses(),
         monotonic=pipeline.clock.monotonic,
         **options,
     )
 
 
-def serve(pipeline: Pipeline, limits: agent_settings.Limits | None = None, **options: Any) -> None:
+def serve(
+    pipeline: Pipeline, settings: agent_settings.RunSettings | None = None, **options: Any
+) -> None:
     """Run the loop until it has nothing more to do."""
-    agent(pipeline, limits, **options).serve()
+    agent(pipeline, settings, **options).serve()

@@ -56,7 +56,7 @@ class Story:
         agent = agents.new_agent(
             self.rig,
             layout_source=self.source,
-            limits={"has_custom_layouts": True},
+            settings={"has_custom_layouts": True},
         )
 
         def go_on(pause: inboxes.Pause) -> None:

@@ -130,7 +130,7 @@ def test_custom_request_without_setting_or_layout_fails_and_says_why() -> None:
 
 def test_annotation_precedes_an_owners_layout_of_that_name() -> None:
     rig = nodes.busy_node()
-    agent = agents.new_agent(rig, layouts=FILE_WITH_CUSTOM, limits=ON)
+    agent = agents.new_agent(rig, layouts=FILE_WITH_CUSTOM, settings=ON)
 
     assert request_custom(rig, by=agent).reason is Reason.APPLIED
     listed = rig.node_object.annotations[well_known.LAYOUTS_ANNOTATION]
@@ -141,7 +141,7 @@ def test_annotation_precedes_an_owners_layout_of_that_name() -> None:
 @pytest.mark.parametrize("is_on", [True, False])
 def test_the_list_of_layouts_says_whether_custom_ones_are_taken(*, is_on: bool) -> None:
     rig = nodes.node()
-    by = agents.new_agent(rig, limits={"has_custom_layouts": is_on})
+    by = agents.new_agent(rig, settings={"has_custom_layouts": is_on})
 
     agents.run(rig, "all-1g.5gb", by=by)
 
@@ -152,7 +152,7 @@ def test_the_list_of_layouts_says_whether_custom_ones_are_taken(*, is_on: bool) 
 def test_invalid_file_does_not_block_a_custom_layout() -> None:
     rig = nodes.busy_node()
     assert (
-        request_custom(rig, by=agents.new_agent(rig, layouts="nonsense", limits=ON)).reason
+        request_custom(rig, by=agents.new_agent(rig, layouts="nonsense", settings=ON)).reason
         is Reason.APPLIED
     )
 
@@ -185,7 +185,7 @@ def test_after_a_restart_only_another_content_is_a_request_to_evict_pods(
     repartition(rig)
     rig.node_object.annotations = written
 
-    agent = agents.start(rig, "custom", custom=custom_layout(text), limits=ON)
+    agent = agents.start(rig, "custom", custom=custom_layout(text), settings=ON)
 
     assert request_custom(rig, custom_layout(text), by=agent).reason is reason
     assert ("training" in rig.pods.names) is (reason is Reason.DRIFTED)
@@ -193,7 +193,7 @@ def test_after_a_restart_only_another_content_is_a_request_to_evict_pods(
 
 def test_a_drift_check_compares_the_gpus_with_the_layout_of_the_annotation() -> None:
     rig = nodes.node(layout="all-balanced")
-    agent = agents.new_agent(rig, limits=ON)
+    agent = agents.new_agent(rig, settings=ON)
     outcome = request_custom(rig, by=agent)
     assert agent.check_drift("custom", outcome, custom_layout()) is actions.Action.REST
     assert rig.node_object.labels[well_known.APPLIED_LABEL] == "custom"
@@ -211,14 +211,14 @@ def test_a_run_that_a_stop_ended_in_an_outage_needs_no_further_change() -> None:
     request_custom(undisturbed)
     executed = undisturbed.log.index("gpus.execute")
     rig = nodes.busy_node()
-    agent = agents.new_agent(rig, limits=ON)
+    agent = agents.new_agent(rig, settings=ON)
     rig.failures.add(undisturbed.log.index("node.patch", executed), call_errors.broken("node"))
     with pytest.raises(errors.ClusterError):
         request_custom(rig, by=agent)
     agent.stop()
     changed = len(rig.driver.executed_steps)
 
-    successor = agents.start(rig, "custom", custom=custom_layout(), limits=ON)
+    successor = agents.start(rig, "custom", custom=custom_layout(), settings=ON)
 
     assert request_custom(rig, by=successor).state is run_status.State.SUCCESS
     assert len(rig.driver.executed_steps) == changed
@@ -233,7 +233,7 @@ def test_killed_run_is_resumed_only_for_the_same_annotation(*, is_same: bool) ->
         was_changing = bool(text and journals.Journal.from_json(text).gpus.snapshot)
         requested = custom_layout() if is_same else custom_layout(BALANCED)
 
-        successor = agents.start(rig, "custom", custom=requested, limits=ON)
+        successor = agents.start(rig, "custom", custom=requested, settings=ON)
 
         assert rig.node_object.has_reconfiguring_taint is (was_closed and is_same), index
         if was_changing and not is_same:
@@ -254,7 +254,7 @@ def test_a_killed_run_is_undone_although_the_annotation_is_gone() -> None:
     rig, before = strikes.kill_at_call(nodes.busy_node, executing, request_custom)
     assert rig.node_object.has_reconfiguring_taint
 
-    successor = agents.start(rig, "custom", custom=custom_layout(None), limits=ON)
+    successor = agents.start(rig, "custom", custom=custom_layout(None), settings=ON)
 
     assert request_custom(rig, custom_layout(None), by=successor).reason is Reason.NO_CUSTOM_LAYOUT
     assert ends.is_as_before(rig, before)

@@ -47,7 +47,7 @@ def test_lenient_agent_applies_an_annotation_with_a_warning(
     logs: list[structlog.typing.EventDict],
 ) -> None:
     rig = nodes.busy_node()
-    agent = agents.new_agent(rig, is_lenient=True, limits=custom_requests.ON)
+    agent = agents.new_agent(rig, is_lenient=True, settings=custom_requests.ON)
     twice = custom_requests.custom_layout(custom_requests.CHANGED + "version: v1\n")
 
     assert custom_requests.request_custom(rig, twice, by=agent).reason is Reason.APPLIED

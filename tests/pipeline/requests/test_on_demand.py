@@ -128,7 +128,7 @@ def test_on_demand_processes_of_gpu_clients_do_not_count() -> None:
         rig.host.services["dcgm.service"] = True
         place = f"pod {add_monitor(rig)}" if owner == "monitor" else owner
         usage = used_by(rig, place, profile=profile)
-        agent = agents.new_agent(rig, limits=ON, processes=lambda usage=usage: usage)
+        agent = agents.new_agent(rig, settings=ON, processes=lambda usage=usage: usage)
         assert request_custom(rig, ON_DEMAND, by=agent).reason is Reason.APPLIED, owner
 
 
@@ -138,7 +138,7 @@ def test_on_demand_a_driver_that_lists_no_processes_is_queried_again() -> None:
     def fail() -> dict[str, Any]:
         raise errors.HardwareError("no answer", reason=Reason.NVML_TIMEOUT)
 
-    outcome = request_custom(rig, ON_DEMAND, by=agents.new_agent(rig, limits=ON, processes=fail))
+    outcome = request_custom(rig, ON_DEMAND, by=agents.new_agent(rig, settings=ON, processes=fail))
     assert outcome.reason is Reason.NVML_TIMEOUT
     assert outcome.should_retry
     ends.assert_restored(rig)
@@ -148,11 +148,11 @@ def test_on_demand_a_driver_that_lists_no_processes_is_queried_again() -> None:
 def test_node_closed_by_a_drain_is_reopened_for_on_demand(*, is_restarted: bool) -> None:
     rig = nodes.busy_node()
     rig.kubelet.all_end_from_s = math.inf
-    agent = agents.new_agent(rig, limits=ON)
+    agent = agents.new_agent(rig, settings=ON)
     request_custom(rig, custom_layout(), by=agent)
     assert rig.node_object.has_reconfiguring_taint
     if is_restarted:
-        agent = agents.start(rig, "custom", custom=ON_DEMAND, limits=ON)
+        agent = agents.start(rig, "custom", custom=ON_DEMAND, settings=ON)
 
     outcome = request_custom(rig, ON_DEMAND, by=agent)
 
@@ -284,11 +284,11 @@ def test_on_demand_a_retried_rollback_is_announced() -> None:
     retried = 0
     for index in range(1, 7):
         rig = idle_node()
-        agent = agents.new_agent(rig, limits=ON)
+        agent = agents.new_agent(rig, settings=ON)
         strikes.kill_before(rig, steps.Step, "custom", number=index, by=agent, custom=ON_DEMAND)
         rig.pods.add("late", devices=frozenset(rig.gpus[0].mig_uuids))
         requested = custom_layout(BALANCED, is_on_demand=True)
-        successor = agents.start(rig, "custom", custom=requested, limits=ON)
+        successor = agents.start(rig, "custom", custom=requested, settings=ON)
 
         outcome = request_custom(rig, requested, by=successor)
 
@@ -299,7 +299,7 @@ def test_on_demand_a_retried_rollback_is_announced() -> None:
 
 def test_on_demand_a_drift_is_healed_once_no_process_uses_the_instances() -> None:
     rig = idle_node()
-    agent = agents.new_agent(rig, limits=ON, heals_drift=True)
+    agent = agents.new_agent(rig, settings=ON, heals_drift=True)
     outcome = request_custom(rig, ON_DEMAND, by=agent)
     agents.run(rig, "all-1g.5gb")
     assert agent.check_drift("custom", outcome, ON_DEMAND) is actions.Action.HEAL

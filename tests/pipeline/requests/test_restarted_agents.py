@@ -44,12 +44,12 @@ FILE_ALONE = DEFAULT | {"generated_layouts": node_settings.GeneratedLayouts.OFF}
 def start(
     rig: node_rig.NodeRig,
     text: str = FILE,
-    limits: dict[str, Any] | None = None,
+    settings: dict[str, Any] | None = None,
     layout: str = "all-balanced",
     **overrides: Any,
 ) -> reasons.Reason:
     """Start an agent on a node whose label names a layout; return how its run ends."""
-    agent = agents.start(rig, layout, layouts=text, limits=limits, **overrides)
+    agent = agents.start(rig, layout, layouts=text, settings=settings, **overrides)
     return agents.run(rig, layout, by=agent).reason
 
 
@@ -131,10 +131,10 @@ def test_layout_unknown_to_the_unreachable_product_is_final() -> None:
 def test_driver_that_lists_profiles_late_makes_no_new_request() -> None:
     rig = nodes.node()
     rig.driver.hides_profiles = True
-    assert start(rig, limits=DEFAULT) is Reason.APPLIED
+    assert start(rig, settings=DEFAULT) is Reason.APPLIED
     repartition(rig)
 
-    assert start(rig, limits=DEFAULT) is Reason.DRIFTED
+    assert start(rig, settings=DEFAULT) is Reason.DRIFTED
     assert "training" in rig.pods.names
 
 

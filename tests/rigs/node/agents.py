@@ -92,14 +92,14 @@ def _dependencies(rig: node_rig.NodeRig, layouts: str = LAYOUTS_TEXT) -> ports.D
 def new_attempt(
     rig: node_rig.NodeRig,
     layout: str,
-    limits: agent_settings.Limits,
+    settings: agent_settings.RunSettings,
     cancel: ports.Cancellation,
     **overrides: Any,
 ) -> attempts.Attempt:
     """Return an attempt at a layout, for a part of a run; ``overrides`` as for ``new_agent``."""
     deps = dataclasses.replace(_dependencies(rig), **overrides)
     publisher = publish.Publisher(deps.node, deps.host_copy_file)
-    context = node_context.NodeContext(deps=deps, limits=limits, publisher=publisher)
+    context = node_context.NodeContext(deps=deps, settings=settings, publisher=publisher)
     request = layout_request.Request(layout=layout)
     series = attempt_series.AttemptSeries(context, lambda _gpus: None)
     with series.start_attempt(request, cancel) as attempt:
@@ -109,8 +109,8 @@ def new_attempt(
 class AgentInMemory(reconcile.Reconciler):
     """An agent that also takes a request as the layout's name, and options one by one."""
 
-    def __init__(self, deps: ports.Dependencies, limits: agent_settings.Limits) -> None:
-        super().__init__(deps, limits)
+    def __init__(self, deps: ports.Dependencies, settings: agent_settings.RunSettings) -> None:
+        super().__init__(deps, settings)
         self.outcomes: list[outcomes.Outcome] = []
         """Of its runs, those that ended."""
 
@@ -159,7 +159,7 @@ def new_agent(
     layouts: str = LAYOUTS_TEXT,
     heals_drift: bool = False,
     is_lenient: bool = False,
-    limits: Mapping[str, Any] | None = None,
+    settings: Mapping[str, Any] | None = None,
     **overrides: Any,
 ) -> AgentInMemory:
     """Return an agent that has not started yet.
@@ -169,16 +169,16 @@ def new_agent(
         layouts: The text of its layout file.
         heals_drift: Whether it restores the layout after a drift.
         is_lenient: Whether it warns where mig-parted ignores an error in the file.
-        limits: Further limits by name.
+        settings: Further settings by name.
         overrides: Dependencies other than the node's own.
     """
     return AgentInMemory(
         dataclasses.replace(_dependencies(rig, layouts), **overrides),
-        agent_settings.Limits(
+        agent_settings.RunSettings(
             heals_drift=heals_drift,
             is_lenient=is_lenient,
             policy=rig.owner.policy,
-            **({**TIMEOUTS, **(limits or {})}),
+            **({**TIMEOUTS, **(settings or {})}),
         ),
     )
 

@@ -304,7 +304,7 @@ def test_a_drain_ends_soon_after_its_pod_is_gone_even_if_the_watch_breaks(
     attempt = agents.new_attempt(
         rig,
         "one-slice-changed",
-        agent_settings.Limits(drain_timeout_s=30),
+        agent_settings.RunSettings(drain_timeout_s=30),
         fakes.FakeRequest(clock),
         workloads=workloads,
     )
