@@ -97,7 +97,7 @@ class Attempt(node_context.NodeContext):
         if not self.is_repair:
             self.recorder.set_journal(applied_before="")
 
-    def wait(self, timeout_s: float) -> timing.Wait:
+    def new_wait(self, timeout_s: float) -> timing.Wait:
         """Return a wait that a newer request ends."""
         return timing.Wait(
             clock=self.deps.clock,
@@ -121,9 +121,9 @@ class Attempt(node_context.NodeContext):
             Superseded: Another layout is requested, or the agent stops.
         """
         workloads = self.deps.workloads
-        rounds = dataclasses.replace(self.wait(timeout_s), sleep=self.cancel.pause).attempts()
+        tries = dataclasses.replace(self.new_wait(timeout_s), sleep=self.cancel.pause).tries()
         while True:
-            is_late = next(rounds)
+            is_late = next(tries)
             watched = None if is_late else workloads.from_watch()
             if watched is None or not find(watched):
                 pods = workloads.list()

@@ -48,7 +48,7 @@ def run(attempt: attempts.Attempt) -> outcomes.Outcome:
     with contextlib.ExitStack() as locked:
         try:
             slots.wait(attempt)
-            wait = attempt.wait(attempt.settings.lock_timeout_s)
+            wait = attempt.new_wait(attempt.settings.lock_timeout_s)
             locked.enter_context(
                 attempt.hold_lock(f"applying layout {attempt.request.layout}", wait)
             )

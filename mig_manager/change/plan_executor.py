@@ -92,12 +92,12 @@ class PlanExecutor:
             self.require_unused(plan.affected_ids(observed), observed)
         if not plan.requires_idle or self.in_use_timeout_s is None:
             return self.gpus.execute(plan, observed)
-        attempt = dataclasses.replace(plan, in_use_timeout_s=0.0)
-        attempts = timing.Wait(clock=self.clock, timeout_s=self.in_use_timeout_s).attempts()
+        remaining = dataclasses.replace(plan, in_use_timeout_s=0.0)
+        tries = timing.Wait(clock=self.clock, timeout_s=self.in_use_timeout_s).tries()
         while True:
-            is_last = next(attempts)
+            is_last = next(tries)
             try:
-                return self.gpus.execute(attempt, observed)
+                return self.gpus.execute(remaining, observed)
             except REFUSALS:
                 raise
             except errors.HardwareError as error:
@@ -105,7 +105,7 @@ class PlanExecutor:
                 if is_final or not self._are_unused(plan, observed, error):
                     raise
             # Its own steps may have created instances.
-            attempt = dataclasses.replace(attempt, requires_idle=False)
+            remaining = dataclasses.replace(remaining, requires_idle=False)
 
     def _are_unused(
         self, plan: steps.Plan, observed: model.ObservedGpus, error: errors.HardwareError

@@ -59,7 +59,7 @@ class Wait:
     """A wait for other programs, with a deadline and growing pauses."""
 
     clock: Clock
-    timeout_s: float = 0.0  # 0: one attempt; inf: no deadline
+    timeout_s: float = 0.0  # 0: one try; inf: no deadline
     sleep: Callable[[float], object] | None = None
     """Pauses, and reports that the caller is alive; its exceptions end the wait. None: the clock's
     uninterruptible wait."""
@@ -67,10 +67,10 @@ class Wait:
     on_wait: Callable[[errors.MigManagerError], object] = lambda _error: None
     """Called once by ``retry``, before the first pause."""
 
-    def attempts(self) -> Iterator[bool]:
-        """Yield for each attempt whether it is the last one; pause before the next.
+    def tries(self) -> Iterator[bool]:
+        """Yield for each try whether it is the last one; pause before the next.
 
-        The duration of the first attempt does not count.
+        The duration of the first one does not count.
         """
         is_last = self.timeout_s <= 0
         yield is_last
@@ -85,20 +85,20 @@ class Wait:
 
     def retry(
         self,
-        attempt: Callable[[], _Result],
+        act: Callable[[], _Result],
         *,
         may_pass: Callable[[errors.MigManagerError], bool],
         goal: str = "",
     ) -> _Result:
-        """Retry an attempt while its failure may pass, until the deadline.
+        """Call ``act`` until it succeeds, while its failure may pass, until the deadline.
 
         The last error has the length of the wait and its ``goal``.
         """
-        attempts, has_waited = self.attempts(), False
+        tries, has_waited = self.tries(), False
         while True:
-            is_last = next(attempts)
+            is_last = next(tries)
             try:
-                return attempt()
+                return act()
             except errors.MigManagerError as error:
                 if not may_pass(error):
                     raise

@@ -161,7 +161,7 @@ class Stage:
         wait = timing.Wait(
             clock=host.SystemClock(), timeout_s=timeout_s, sleep=self.changed.wait, backoff=_POLL
         )
-        for is_last in wait.attempts():
+        for is_last in wait.tries():
             # Before the check: a change during the check causes another one.
             self.changed.clear()
             if self._failure is not None:

@@ -175,7 +175,7 @@ def test_last_pause_of_a_wait_ends_at_its_deadline(
     timeout_s: float, attempt_s: float, expected_s: list[float]
 ) -> None:
     wait, at_s = wait_of(timeout_s), list[float]()
-    for is_last in wait.attempts():
+    for is_last in wait.tries():
         at_s.append(wait.clock.monotonic())
         assert is_last is (len(at_s) == len(expected_s))
         if attempt_s:
@@ -187,7 +187,7 @@ def test_last_pause_of_a_wait_ends_at_its_deadline(
 def test_a_wait_of_inf_has_no_last_attempt() -> None:
     wait = wait_of(math.inf)
 
-    assert not any(itertools.islice(wait.attempts(), 1000))
+    assert not any(itertools.islice(wait.tries(), 1000))
     assert wait.clock.monotonic() == 1 + 2 + 997 * 4
 
 
@@ -196,7 +196,7 @@ def test_a_sleep_that_raises_ends_the_wait_with_its_exception() -> None:
         raise errors.Superseded(f"after {seconds:g} s", errors.SupersededBy.OTHER_LAYOUT)
 
     wait = dataclasses.replace(wait_of(math.inf), sleep=interrupt)
-    attempts = wait.attempts()
+    attempts = wait.tries()
 
     assert next(attempts) is False
     with pytest.raises(errors.Superseded, match="after 1 s"):
@@ -204,8 +204,8 @@ def test_a_sleep_that_raises_ends_the_wait_with_its_exception() -> None:
 
 
 def test_the_last_attempt_is_at_the_deadline() -> None:
-    assert list(wait_of(2.0).attempts()) == [False, False, True]
-    assert list(wait_of(0.0).attempts()) == [True]
+    assert list(wait_of(2.0).tries()) == [False, False, True]
+    assert list(wait_of(0.0).tries()) == [True]
 
 
 def test_a_token_bucket_grants_a_burst_and_then_one_act_after_each_pause() -> None:

@@ -129,7 +129,7 @@ class KubeNode:
         self._take_watched()
         node = self._last or self._get()
         change = None
-        for _ in wait.attempts():
+        for _ in wait.tries():
             if change is not None:
                 # Read after the pause, to be as close as possible to the next attempt.
                 node = self._get()

@@ -110,9 +110,9 @@ def _wait_for_stop(attempt: attempts.Attempt) -> None:
             attempt.deps.clock.wait(seconds)
 
     wait = dataclasses.replace(
-        attempt.wait(attempt.settings.reboot_timeout_s),
+        attempt.new_wait(attempt.settings.reboot_timeout_s),
         sleep=sleep,
         backoff=timing.Backoff(first_s=1.0),
     )
-    for _ in wait.attempts():
+    for _ in wait.tries():
         attempt.deps.telemetry.still_working()

@@ -38,10 +38,10 @@ def wait(attempt: attempts.Attempt) -> None:
         return
     if not journal.needs_undo and _changes_nothing(attempt):
         return
-    waiting = dataclasses.replace(attempt.wait(math.inf), backoff=_BACKOFF)
+    waiting = dataclasses.replace(attempt.new_wait(math.inf), backoff=_BACKOFF)
     published, published_at_s = "", -math.inf
     checked_at_s = clock.monotonic()
-    for _ in waiting.attempts():
+    for _ in waiting.tries():
         why = _take(slots)
         if why is None:
             return
@@ -89,7 +89,7 @@ def _changes_nothing(attempt: attempts.Attempt) -> bool:
         Superseded: Another layout is requested, or the agent stops.
     """
     try:
-        lock_wait = attempt.wait(attempt.settings.lock_timeout_s)
+        lock_wait = attempt.new_wait(attempt.settings.lock_timeout_s)
         with attempt.hold_lock(
             f"planning layout {attempt.request.layout}", lock_wait, changes_gpus=False
         ):

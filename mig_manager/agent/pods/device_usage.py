@@ -52,7 +52,7 @@ def wait_for_usage(
     # A pod without a process may have a device whose UUID NVML does not report.
     have_uuids = all(device.uuid for gpu in gpus for device in gpu.devices)
     listing = device_listing.ListingWait(deps.clock)
-    tries = wait.attempts()
+    tries = wait.tries()
     while True:
         is_last = next(tries)
         usage = _list_usage(
