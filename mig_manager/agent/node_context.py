@@ -24,9 +24,9 @@ _parsed = functools.lru_cache(maxsize=1)(config.parse)
 class NodeContext:
     """The ports, settings and memory of one node, for all attempts on it.
 
-    A function takes it for the settings or the memory; for ports alone it takes ``deps`` or a port.
-    It works at rest and without a request. In a run its argument is the attempt, which is a
-    context.
+    A function takes it for the settings or the memory; for ports alone it takes ``deps`` or a
+    port. It works at rest and without a request. In a run its argument is the attempt, which is
+    a context.
     """
 
     deps: ports.Dependencies

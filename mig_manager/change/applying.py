@@ -191,7 +191,7 @@ class _LayoutAndRollback:
         rollback = planner.restore(gpus, self.idle)
         return dataclasses.replace(planned, plan=planner.combine(planned.plan, rollback))
 
-    def replan(self, gpus: model.ObservedGpus) -> steps.Plan:
+    def plan_rest(self, gpus: model.ObservedGpus) -> steps.Plan:
         """Return the steps that remain, without modes that may stay pending."""
         planned = self.plan(gpus)
         if not self.may_stay_pending:
@@ -328,7 +328,7 @@ class _LockedChange:
             after, executed = change.run(
                 first.plan,
                 transaction.ChangeTarget(
-                    combined.replan,
+                    combined.plan_rest,
                     lambda *now: (
                         *combined.outside_in_use,
                         *self.requested.unrestored_snapshots(*now),

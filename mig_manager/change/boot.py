@@ -219,7 +219,7 @@ class _LockedBoot:
                 refresh_files=None,  # once, after the last GPU
             )
             after, executed = change.run(
-                goal.replan(observed),
+                goal.plan(observed),
                 goal,
                 observed=observed,
                 interrupted=tuple(interrupted[uuid] for uuid in uuids if uuid in interrupted),

@@ -22,9 +22,9 @@ _MAX_PLANS = 3  # the mode, then instances whose profiles are known only then, a
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ChangeTarget:
-    """The target of a change: how to plan towards it, and which instances may stay unrestored."""
+    """The target of a change: the steps towards it, and which instances may stay unrestored."""
 
-    replan: Callable[[model.ObservedGpus], steps.Plan]
+    plan: Callable[[model.ObservedGpus], steps.Plan]
     """Plans the steps that remain; without any, the target is reached. LayoutError: impossible."""
     unrestored_snapshots: Callable[[model.ObservedGpus, model.Snapshots], model.Snapshots] = (
         model.ObservedGpus.unreachable_snapshots
@@ -82,7 +82,7 @@ class Transaction:
 
         Args:
             first_plan: The plan. If it is empty, nothing is executed.
-            target: Plans again; an empty plan verifies that it is reached.
+            target: Plans the rest; an empty plan verifies that it is reached.
             observed: The GPUs that the plan was made for. GPUs without steps are not observed
                 again: the drift check detects changes by other programs.
             interrupted: The GPUs before an interrupted change, which a rollback restores.
@@ -160,7 +160,7 @@ class Transaction:
             lambda: self.executor.run(guarded, current.gpus),
             may_pass=lambda error: isinstance(error, errors.GpuInUseError),
         )
-        rest = target.replan(after)
+        rest = target.plan(after)
         if not rest.is_empty:
             _require_progress(current, first_plan, after, rest, was_reset=was_reset)
         executed = (*current.executed, Executed(plan=current.plan, gpus=current.gpus))

@@ -21,9 +21,10 @@ from mig_manager.agent.pods import (
     pausing,
 )
 from mig_manager.core import messages
-from mig_manager.core.node import gpu_use
 from mig_manager.core.objects import node_object, well_known
 from mig_manager.core.records import run_status
+
+_MAX_NEW_PLANS = 5  # a drain must end even if pods come and go all the time
 
 
 def taint(attempt: attempts.Attempt, change: planning.PlannedChange) -> None:
@@ -53,18 +54,20 @@ def drain_pods(
         Superseded: Another layout is requested, or the agent stops.
     """
     pods = dra_driver.list_pods(attempt.deps.workloads, change.usage.pods)
-    followed = change_checks.replan_if_outdated(attempt, change, pods)
-
-    def replan() -> tuple[drain_scope.DrainScope, gpu_use.Usage]:
-        nonlocal followed
-        before, followed = followed, change_checks.replan(attempt, followed)
-        _publish_others(attempt, before, followed)
-        return followed.scope, followed.usage
-
-    pod_drain = drain.Drain.start_or_continue(attempt, followed.scope, replan)
-    _publish_others(attempt, change, followed)
-    usage = pod_drain.run(followed.usage)
-    return dataclasses.replace(followed, usage=usage), pod_drain
+    latest = change_checks.replan_if_outdated(attempt, change, pods)
+    pod_drain = drain.Drain.start_or_continue(attempt, latest.scope, latest.usage)
+    _publish_others(attempt, change, latest)
+    deadline: drain.Deadline | None = None
+    new_plans = 0
+    while True:
+        can_replan = new_plans < _MAX_NEW_PLANS
+        pod_drain = pod_drain.for_plan(latest.scope, latest.usage, can_replan=can_replan)
+        end = pod_drain.run(deadline)
+        if not end.needs_plan:
+            return dataclasses.replace(latest, usage=end.usage), pod_drain
+        change, latest = latest, change_checks.replan(attempt, latest)
+        _publish_others(attempt, change, latest)
+        deadline, new_plans = end.deadline, new_plans + 1
 
 
 def pause_clients(
@@ -84,12 +87,12 @@ def pause_clients(
     now = pausing.pause_clients(attempt, change.plan, pods, clients)
     # Without a plugin no pod gets a device any more: spare or drain pods that meanwhile got one.
     change = change_checks.replan_if_outdated(attempt, change, now)
-    last_drain = dataclasses.replace(pod_drain, scope=change.scope, replan=None)
-    change = dataclasses.replace(change, usage=last_drain.run(change.usage))
+    last_drain = pod_drain.for_plan(change.scope, change.usage)
+    change = dataclasses.replace(change, usage=last_drain.run().usage)
     paused = pausing.pause_driver(attempt, change.plan, pods, clients)
     if node_advertisers.DRIVER in paused.advertisers:
         # The driver allocates devices until it is paused, and then pods with a device cannot end.
-        last_drain.require_done(change.usage)
+        last_drain.for_plan(change.scope, change.usage).require_done()
     attempt.cancel.check()
     return change, paused
 
@@ -119,7 +122,7 @@ def drain_whole_node(
             f"{messages.list_names(claiming)}; drain the node and reboot it",
             reason=reasons.Reason.REBOOT_REQUIRED,
         )
-    drain.Drain.start_or_continue(attempt, scope).run(usage)
+    drain.Drain.start_or_continue(attempt, scope, usage).run()
 
 
 def _publish_others(

@@ -50,7 +50,7 @@ def execute(
     try:
         after, _ = gpu_change.run(
             change.plan,
-            transaction.ChangeTarget(change.replan, change.inputs.target.unrestored_snapshots),
+            transaction.ChangeTarget(change.plan_rest, change.inputs.target.unrestored_snapshots),
             observed=change.inputs.gpus,
             interrupted=interrupted,
             points=attempt.hooks,

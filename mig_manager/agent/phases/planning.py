@@ -65,7 +65,7 @@ class PlannedChange:
         """The pods with devices that the change removes; the policy says what becomes of them."""
         return self.usage.users(self.scope.affected)
 
-    def replan(self, gpus: model.ObservedGpus) -> steps.Plan:
+    def plan_rest(self, gpus: model.ObservedGpus) -> steps.Plan:
         """Plan what remains, for the same use of devices.
 
         A GPU lost during the change is verified only if the layout names it.

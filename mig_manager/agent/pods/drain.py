@@ -7,22 +7,17 @@ operator's rights, a drain waits for the pods to end, and at times tries again t
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Self
 
 import structlog
 
 from mig_manager import errors, reasons
 from mig_manager.agent import attempts
-from mig_manager.agent.pods import device_listing, dra_driver, drain_scope, eviction
+from mig_manager.agent.pods import device_listing, dra_driver, drain_scope, eviction, pod_removal
 from mig_manager.core import messages
 from mig_manager.core.node import evictions, gpu_use
 from mig_manager.core.objects import pod_object
-
-Replan = Callable[[], tuple[drain_scope.DrainScope, gpu_use.Usage]]
-"""Plans the change again for the use of devices now, and returns that use."""
-
-_MAX_NEW_PLANS = 5  # a drain must end even if pods come and go all the time
 
 _log = structlog.get_logger()
 
@@ -36,36 +31,37 @@ class Deadline:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class _RoundResult:
-    """The result of a round of evictions."""
+class DrainState:
+    """A drain, after it has listed the pods once and evicted what it may."""
 
     usage: gpu_use.Usage
     deadline: Deadline
     remaining: pod_object.Pods = ()  # the affected pods that were not gone before
     blocked: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """Key of a pod -> why it was neither evicted nor deleted."""
-    needs_plan: bool = False  # whether nothing was evicted, because another plan may spare pods
+    needs_plan: bool = False
+    """Whether nothing was evicted, because another plan may spare pods that now got devices, or
+    are not evicted yet."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Drain:
-    """One drain: evict, wait, and retry where a budget refused."""
+    """A drain for one plan: evict, wait, and retry where a budget refused."""
 
     attempt: attempts.Attempt
-    scope: drain_scope.DrainScope
+    scope: drain_scope.DrainScope  # of the plan
+    before: gpu_use.Usage  # the use of the devices for which the plan was made
+    can_replan: bool = False  # whether to return once another plan may spare pods
+    removals: pod_removal.PodRemovals  # also for earlier plans
     evictions: eviction.Evictions
     has_begun: bool  # whether an earlier attempt at this drain evicted pods
-    replan: Replan | None = None
-    """Called if pods got or released devices, so that another plan may spare pods that are not
-    evicted yet; None: the plan stays."""
-    new_plans: int = 0  # how often ``replan`` was called
 
     @classmethod
     def start_or_continue(
         cls,
         attempt: attempts.Attempt,
         scope: drain_scope.DrainScope,
-        replan: Replan | None = None,
+        usage: gpu_use.Usage,
     ) -> Self:
         """Return a new drain, or the next attempt at one that an earlier attempt has begun."""
         has_begun = attempt.journal.is_draining
@@ -73,62 +69,62 @@ class Drain:
             attempt.memory.begin_drain()
         elif not attempt.is_repair:
             attempt.recorder.set_journal(has_evicted=True)
+        removals = pod_removal.PodRemovals(attempt=attempt)
         return cls(
             attempt=attempt,
             scope=scope,
-            evictions=eviction.Evictions(attempt=attempt),
+            before=usage,
+            removals=removals,
+            evictions=eviction.Evictions(attempt=attempt, removals=removals),
             has_begun=has_begun,
-            replan=replan,
         )
 
-    def run(self, usage: gpu_use.Usage, deadline: Deadline | None = None) -> gpu_use.Usage:
-        """Wait until no pod uses an affected device.
+    def for_plan(
+        self, scope: drain_scope.DrainScope, usage: gpu_use.Usage, *, can_replan: bool = False
+    ) -> Self:
+        """Return the drain for the next plan of the change."""
+        return dataclasses.replace(self, scope=scope, before=usage, can_replan=can_replan)
 
-        Args:
-            usage: The use of the devices for which the change was planned.
-            deadline: Of the same drain for an earlier plan; None: the time begins now.
+    def run(self, deadline: Deadline | None = None) -> DrainState:
+        """Wait until no pod uses an affected device, or until the plan is outdated.
 
-        Returns:
-            The use of the devices now, with the pods as last listed.
+        ``deadline`` is of the drain for an earlier plan; None: the time begins now.
 
         Raises:
             DrainError: The deadline passed; names every remaining pod, and why. FORBIDDEN or
                 API_UNAVAILABLE if the API refused or failed to evict. PODS_RETURN.
             ClusterError: The API refused the request as such, or did not list the pods by the
                 deadline.
-            MigManagerError: The change may affect no pod; or as ``replan``.
+            MigManagerError: The change may affect no pod.
             Superseded: Another layout is requested, or the agent stops.
         """
         before = self.attempt.journal
         try:
-            end = self._run(usage, deadline)
+            return self._run(deadline)
         finally:
-            if not self.evictions.evicted:
+            if not self.removals.count:
                 # The API has refused the evictions that the journal lists.
                 self.attempt.recorder.set_journal(
                     is_draining=before.is_draining, has_evicted=before.has_evicted
                 )
-        if self.replan and end.needs_plan:
-            scope, usage = self.replan()
-            other = dataclasses.replace(self, scope=scope, new_plans=self.new_plans + 1)
-            return other.run(usage, end.deadline)
-        return end.usage
 
-    def _run(self, usage: gpu_use.Usage, deadline: Deadline | None) -> _RoundResult:
+    def _run(self, deadline: Deadline | None) -> DrainState:
+        before = self.before
         if self.scope.affected is not None and not self.scope.affected:
-            return _RoundResult(usage=usage, deadline=deadline or self._new_deadline())
+            return DrainState(usage=before, deadline=deadline or self._new_deadline())
         if deadline is None:
-            self.evictions.begin_deadline(usage.pods)
+            self.evictions.begin_deadline(before.pods)
             deadline = self._new_deadline()
-        end = self._wait(usage, self._usage(usage.pods, usage), deadline)
+        end = self._wait(self._usage(before.pods), deadline)
         if not end.deadline.is_forced and self._may_force(end.remaining):
-            self.evictions.begin_deadline(usage.pods)
-            end = self._wait(usage, None, self._new_deadline(is_forced=True))
+            self.evictions.begin_deadline(before.pods)
+            forced = self._new_deadline(is_forced=True)
+            end = self._wait(self._next_usage(forced, self._pauses_s()), forced)
         if end.remaining:
             raise self._timeout(end)
         return end
 
-    def require_done(self, usage: gpu_use.Usage) -> None:
+    def require_done(self) -> None:
         """Fail if a pod uses an affected device again; never evict.
 
         Raises:
@@ -138,65 +134,56 @@ class Drain:
         """
         workloads = self.attempt.deps.workloads
         pods = dra_driver.with_unbound(workloads, workloads.list())
-        current = self._usage(pods, usage)
+        current = self._usage(pods)
         names = messages.list_names([pod.key for pod in current.users(self.scope.affected)])
         self.scope.require_allowed(names)
         if names:
             raise errors.DrainError(f"pods got devices to be removed after the drain: {names}")
 
-    def _wait(
-        self, before: gpu_use.Usage, usage: gpu_use.Usage | None, deadline: Deadline
-    ) -> _RoundResult:
-        """Evict or delete the affected pods until they are gone, or until the deadline.
-
-        Args:
-            before: The use of the devices before.
-            usage: The current use; None: pause first.
-            deadline: As for ``run``.
-        """
+    def _wait(self, usage: gpu_use.Usage, deadline: Deadline) -> DrainState:
+        """Evict or delete the affected pods until they are gone, or until the deadline."""
         listing = device_listing.ListingWait(self.attempt.deps.clock)
-        pauses_s = map(self.attempt.settings.backoff.delay_s, itertools.count())
+        pauses_s = self._pauses_s()
         while True:
-            if usage is None:
-                self.attempt.cancel.pause(next(pauses_s))
-                usage = self._latest_usage(before, deadline)
-            if usage:
-                end = self._evict_once(before, usage, deadline, listing)
-                if end.needs_plan or not end.remaining or self._is_late(end.deadline):
-                    return end
-                usage, deadline = None, end.deadline
+            state = self._evict_once(usage, deadline, listing)
+            if state.needs_plan or not state.remaining or self._is_late(state.deadline):
+                return state
+            deadline = state.deadline
+            usage = self._next_usage(deadline, pauses_s)
+
+    def _pauses_s(self) -> Iterator[float]:
+        return map(self.attempt.settings.backoff.delay_s, itertools.count())
+
+    def _next_usage(self, deadline: Deadline, pauses_s: Iterator[float]) -> gpu_use.Usage:
+        """Pause until there may be more to do than to wait; return the use then."""
+        while True:
+            self.attempt.cancel.pause(next(pauses_s))
+            if usage := self._latest_usage(deadline):
+                return usage
 
     def _evict_once(
-        self,
-        before: gpu_use.Usage,
-        usage: gpu_use.Usage,
-        deadline: Deadline,
-        listing: device_listing.ListingWait,
-    ) -> _RoundResult:
+        self, usage: gpu_use.Usage, deadline: Deadline, listing: device_listing.ListingWait
+    ) -> DrainState:
         """Evict or delete the affected pods, unless it is better to wait or to plan again."""
         remaining = usage.users(self.scope.affected)
         if not remaining:
-            return _RoundResult(usage=usage, deadline=deadline)
+            return DrainState(usage=usage, deadline=deadline)
         self.attempt.cancel.check()
-        progress = self.evictions.progress
+        progress = self.removals.progress
         blocked = self._await_listing(usage, listing)
-        if not blocked and self._may_replan(before, usage):
+        if not blocked and self.can_replan and self.scope.is_outdated(self.before, usage):
             if not self._is_late(deadline):
-                return _RoundResult(usage=usage, deadline=deadline, needs_plan=True)
+                return DrainState(usage=usage, deadline=deadline, needs_plan=True)
             # A plan may take as long as kubelet does not answer.
             why = "not evicted because the use of devices just changed"
             blocked = dict.fromkeys((pod.key for pod in remaining), why)
         if not blocked:
             delete = self.evictions.delete
             blocked = (delete if deadline.is_forced else self._evict)(remaining)
-        if self.evictions.progress > progress and self.evictions.is_rolling:
+        if self.removals.progress > progress and self.evictions.is_rolling:
             # A rolling drain lasts until successors are ready.
             deadline = self._new_deadline()
-        return _RoundResult(usage=usage, deadline=deadline, remaining=remaining, blocked=blocked)
-
-    def _may_replan(self, before: gpu_use.Usage, usage: gpu_use.Usage) -> bool:
-        is_allowed = self.replan is not None and self.new_plans < _MAX_NEW_PLANS
-        return is_allowed and self.scope.is_outdated(before, usage)
+        return DrainState(usage=usage, deadline=deadline, remaining=remaining, blocked=blocked)
 
     def _evict(self, remaining: Sequence[pod_object.Pod]) -> Mapping[str, str]:
         """Evict the pods if that is allowed; return why others stay for now."""
@@ -235,7 +222,7 @@ class Drain:
             and not any(map(evictions.why_not_evictable, remaining))
         )
 
-    def _latest_usage(self, before: gpu_use.Usage, deadline: Deadline) -> gpu_use.Usage | None:
+    def _latest_usage(self, deadline: Deadline) -> gpu_use.Usage | None:
         """Return the usage now; None: the drain can only wait, or the API does not answer yet.
 
         The watch is enough for waiting. Evictions and the end of a drain need a list, because a
@@ -243,24 +230,24 @@ class Drain:
         """
         workloads = self.attempt.deps.workloads
         watched = None if self._is_late(deadline) else workloads.from_watch()
-        if watched is not None and self._has_only_to_wait(self._usage(watched, before)):
+        if watched is not None and self._has_only_to_wait(self._usage(watched)):
             return None
         try:
-            pods = dra_driver.list_pods(workloads, before.pods)
+            pods = dra_driver.list_pods(workloads, self.before.pods)
         except errors.ClusterError as error:
             if error.reason is not reasons.Reason.API_UNAVAILABLE or self._is_late(deadline):
                 raise
             _log.warning("pods_not_listed", error=error.message)
             return None
-        return self._usage(pods, before)
+        return self._usage(pods)
 
     def _has_only_to_wait(self, usage: gpu_use.Usage) -> bool:
         remaining = usage.users(self.scope.affected)
         is_passive = isinstance(self.scope.rights, drain_scope.WaitOnly)
         return bool(remaining) and (is_passive or not self.evictions.is_any_ready(remaining))
 
-    def _usage(self, pods: pod_object.Pods, before: gpu_use.Usage) -> gpu_use.Usage:
-        latest = before.with_pods(pods)
+    def _usage(self, pods: pod_object.Pods) -> gpu_use.Usage:
+        latest = self.before.with_pods(pods)
         if latest.assigned is None:
             return latest
         # If kubelet is silent now, or has just started, the drain waits and affects no more pods.
@@ -271,13 +258,13 @@ class Drain:
             return dataclasses.replace(latest, no_answer=error.message)
         now = dataclasses.replace(latest, assigned=assigned, no_answer="")
         # A kubelet that has just started lists no pods for a moment. A pod keeps its devices.
-        unlisted = {pod.key for pod in before.pods} - {
+        unlisted = {pod.key for pod in self.before.pods} - {
             one.key for one in assigned if one.device_ids
         }
         kept = (one for one in latest.assigned if one.key in unlisted)
         return dataclasses.replace(now, assigned=(*assigned, *kept), no_answer=now.why_incomplete)
 
-    def _timeout(self, end: _RoundResult) -> errors.DrainError:
+    def _timeout(self, end: DrainState) -> errors.DrainError:
         def cause(pod: pod_object.Pod) -> str:
             ending = f"still terminating, which may take {pod.grace_s} s"
             why = end.blocked.get(pod.key) or (
@@ -287,7 +274,7 @@ class Drain:
 
         remaining = end.remaining
         causes = messages.by_cause((pod.key, cause(pod)) for pod in remaining)
-        has_evicted = self.evictions.evicted > 0 or self.has_begun
+        has_evicted = self.removals.count > 0 or self.has_begun
         reason, more = self.evictions.why_incomplete(remaining, has_evicted=has_evicted)
         count = "1 pod still uses" if len(remaining) == 1 else f"{len(remaining)} pods still use"
         timeout_s = self.attempt.settings.drain_timeout_s

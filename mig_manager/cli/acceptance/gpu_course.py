@@ -197,7 +197,7 @@ class _Course:
             lambda _, before: before,  # the journal ends with the course
         )
         self.observed, _ = local.new_transaction(self.deps, self.recorder).run(
-            goal.replan(self.observed),
+            goal.plan(self.observed),
             goal,
             observed=self.observed,
             interrupted=self.recorder.journal.gpus.snapshot,

@@ -29,6 +29,7 @@ def new_drain(
     policy: policies.Policy | None = None,
     affected: frozenset[str] = frozenset({DOOMED}),
     request: fakes.FakeRequest | None = None,
+    usage: gpu_use.Usage | None = None,
     **overrides: Any,
 ) -> drain.Drain:
     settings = agent_settings.RunSettings(policy=policy or policies.Policy(), drain_timeout_s=20)
@@ -40,7 +41,7 @@ def new_drain(
     attempt = agents.new_attempt(
         rig, "one-slice-changed", settings, request or fakes.FakeRequest(rig.clock), **overrides
     )
-    return drain.Drain.start_or_continue(attempt, scope)
+    return drain.Drain.start_or_continue(attempt, scope, usage or usage_of(rig))
 
 
 def usage_of(rig: NodeRig) -> gpu_use.Usage:
@@ -51,13 +52,13 @@ def usage_of(rig: NodeRig) -> gpu_use.Usage:
     )
 
 
-def evicted_by(rig: NodeRig, draining: drain.Drain) -> int:
-    draining.run(usage_of(rig))
-    return draining.evictions.evicted
+def evicted_by(draining: drain.Drain) -> int:
+    draining.run()
+    return draining.removals.count
 
 
 def run_drain(rig: NodeRig, **options: Any) -> int:
-    return evicted_by(rig, new_drain(rig, **options))
+    return evicted_by(new_drain(rig, **options))
 
 
 FORCE = policies.Policy(is_forced=True)

@@ -24,7 +24,6 @@ from tests.pipeline.drain.drains import (
     gpu_pod,
     new_drain,
     run_drain,
-    usage_of,
 )
 from tests.rigs.node import driver_rules, fake_cluster, fakes, moments
 from tests.rigs.node.node_rig import NodeRig
@@ -35,10 +34,9 @@ def test_no_pod_is_listed_for_a_change_that_destroys_nothing(
     rig: NodeRig, policy: policies.DrainPolicy
 ) -> None:
     draining = new_drain(rig, policy=policies.Policy(drain=policy), affected=frozenset())
-    before = usage_of(rig)
     rig.log.clear()
 
-    draining.run(before)
+    draining.run()
 
     assert ("workloads.evict" in rig.log) is (policy is policies.DrainPolicy.NODE)
     assert bool(rig.log) is (policy is policies.DrainPolicy.NODE)
@@ -185,10 +183,10 @@ def test_force_waits_for_the_deadline_and_deletes_once(rig: NodeRig) -> None:
     rig.disruptions.refusals["train"] = "no"
     draining = new_drain(rig, policy=FORCE)
 
-    evicted_by(rig, draining)
+    evicted_by(draining)
 
     assert rig.clock.now_s >= 20
-    assert draining.evictions.forced == ("default/train",)
+    assert draining.removals.forced == ("default/train",)
     assert rig.node_object.status_messages == ["deleting by force default/train"]
     assert rig.log.count("workloads.delete") == 1
 
@@ -213,7 +211,6 @@ def test_force_deletes_no_pod_of_a_change_that_may_affect_none() -> None:
     draining = new_drain(rig, policy=FORCE)
     rights = drain_scope.Refuse(Reason.IN_USE, "in use by {}".format)
     refusing = dataclasses.replace(draining.scope, rights=rights)
-    before = usage_of(rig)
     rig.kubelet.is_silent = True
 
     def bind() -> None:
@@ -223,7 +220,7 @@ def test_force_deletes_no_pod_of_a_change_that_may_affect_none() -> None:
     rig.callbacks.add(moments.Time(21), bind)
 
     with pytest.raises(errors.DrainError, match="not evicted before its devices are known"):
-        dataclasses.replace(draining, scope=refusing).run(before)
+        dataclasses.replace(draining, scope=refusing).run()
 
     assert "workloads.delete" not in rig.log
 
@@ -341,9 +338,9 @@ def test_each_eviction_or_deletion_by_force_is_counted(
         rig.lost_answers.add_all({"workloads.evict": SILENT, "workloads.delete": SILENT})
     draining = new_drain(rig, policy=FORCE, telemetry=telemetry)
 
-    assert evicted_by(rig, draining) == len(telemetry.events["pod_evicted"]) == 2
+    assert evicted_by(draining) == len(telemetry.events["pod_evicted"]) == 2
 
-    assert len(draining.evictions.forced) == len(refused)
+    assert len(draining.removals.forced) == len(refused)
 
 
 def test_an_accepted_eviction_is_logged(rig: NodeRig) -> None:
@@ -362,10 +359,10 @@ def test_force_names_each_pod_that_restarts_under_the_same_name(rig: NodeRig) ->
     )
     draining = new_drain(rig, policy=FORCE, telemetry=telemetry)
 
-    evicted_by(rig, draining)
+    evicted_by(draining)
 
     assert len(telemetry.events["pod_evicted"]) == rig.log.count("workloads.delete") == 2
-    assert draining.evictions.forced == ("default/train",)
+    assert draining.removals.forced == ("default/train",)
 
 
 def test_pod_that_is_gone_before_its_eviction_is_not_counted(rig: NodeRig) -> None:
@@ -379,5 +376,5 @@ def test_pod_that_is_gone_before_its_eviction_is_not_counted(rig: NodeRig) -> No
     telemetry = fakes.FakeTelemetry()
     draining = new_drain(rig, telemetry=telemetry, workloads=Late(rig))
 
-    assert (evicted_by(rig, draining), telemetry.events["pod_evicted"]) == (0, [])
+    assert (evicted_by(draining), telemetry.events["pod_evicted"]) == (0, [])
     assert rig.log.count("workloads.evict") == 1

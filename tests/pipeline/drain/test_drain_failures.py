@@ -145,9 +145,9 @@ def test_force_is_used_where_only_evictions_are_forbidden(rig: NodeRig) -> None:
     rig.failures.add("workloads.can_evict", FORBIDDEN)
     draining = new_drain(rig, policy=FORCE)
 
-    evicted_by(rig, draining)
+    evicted_by(draining)
 
-    assert draining.evictions.forced == ("default/train",)
+    assert draining.removals.forced == ("default/train",)
     assert 20 <= rig.clock.now_s < 25
 
 
@@ -203,7 +203,7 @@ def test_a_silent_api_is_not_taken_for_an_empty_node() -> None:
     late = gpu_pod(rig, "late")
     rig.callbacks.add(moments.Time(3), rig.failures.clear)
 
-    new_drain(rig).run(before)
+    new_drain(rig, usage=before).run()
 
     assert late not in rig.pods
 
@@ -215,7 +215,7 @@ def test_a_newer_request_ends_a_drain_while_the_api_does_not_answer(rig: NodeRig
     request = fakes.FakeRequest(rig.clock, ends_at=3, is_replaced=True)
 
     with pytest.raises(errors.Superseded):
-        new_drain(rig, request=request).run(before)
+        new_drain(rig, request=request, usage=before).run()
 
     assert rig.clock.now_s < 1
 
