@@ -255,7 +255,7 @@ def _why_forbidden(attempt: attempts.Attempt) -> str:
     if not attempt.may_repair:
         return "the agent may not reset GPUs"
     try:
-        if attempt.journal.has_evicted or attempt.journal.gpus.snapshot:
+        if attempt.journal.has_evicted or attempt.journal.gpus.snapshots:
             # It may have evicted the pods that show which taints belong to the node.
             return gpu_repair.why_cordoned(attempt.deps.node.latest())
         return _left_to_others(attempt)

@@ -120,7 +120,7 @@ def _steps(attempt: attempts.Attempt) -> outcomes.Outcome:
     rolling_back.restore_persistence(attempt, gpus)
     inputs = planning.plan_unused(attempt, target, gpus)
     if inputs.plan.is_empty:
-        snapshots = target.unrestored_snapshots(gpus, attempt.journal.gpus.snapshot)
+        snapshots = target.unrestored_snapshots(gpus, attempt.journal.gpus.snapshots)
         return verification.verify_unchanged(attempt, gpus, snapshots)
     is_new = attempt.is_first and not (attempt.only_restores or attempt.is_repair)
     if is_new and attempt.journal.is_empty:

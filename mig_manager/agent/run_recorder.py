@@ -175,7 +175,7 @@ class RunRecorder:
         resets = sum(gpu.needs_reset for gpu in plan.gpus)
         with_resets = f", with {messages.count(resets, 'reset')}" if resets else ""
         message = f"running {len(plan.steps)} steps on the GPUs{with_resets}"
-        gpus = self.journal.gpus.with_snapshot(before)
+        gpus = self.journal.gpus.with_snapshots(before)
         self.enter(run_status.Phase.EXECUTE, message, is_draining=False, gpus=gpus)
 
     def begin_rollback(self) -> None:

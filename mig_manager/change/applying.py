@@ -248,13 +248,13 @@ class _LockedChange:
             if self.deps.idle_timeout_s:
                 return
             # An interrupted change is undone now.
-            if not self.interrupted.gpus.snapshot:
+            if not self.interrupted.gpus.snapshots:
                 error.add("nothing was changed")
             raise
 
     def _combine(self, gpus: model.ObservedGpus) -> _LayoutAndRollback:
         """Return the layout, with the interrupted changes of idle GPUs outside it to undo."""
-        before = self.interrupted.gpus.snapshot
+        before = self.interrupted.gpus.snapshots
         covered = self.requested.gpu_uuids(gpus)
         processes = functools.cache(self.deps.processes)
         used = {
@@ -304,7 +304,7 @@ class _LockedChange:
             self.deps.notify(
                 f"{former}; {outside}, outside this layout, is not restored while it is in use"
             )
-        if self.interrupted.gpus.snapshot and not first.plan.is_empty:
+        if self.interrupted.gpus.snapshots and not first.plan.is_empty:
             covered = self.requested.gpu_uuids(first.gpus)
             restored = local_journal.list_restored_outside(first.gpus, combined.idle, covered)
             but = f", but not {inside}, which pods or processes use" if inside else ""
@@ -336,11 +336,11 @@ class _LockedChange:
                 ),
                 observed=first.gpus,
                 interrupted=tuple(
-                    gpu for gpu in self.interrupted.gpus.snapshot if gpu not in combined.in_use
+                    gpu for gpu in self.interrupted.gpus.snapshots if gpu not in combined.in_use
                 ),
                 points=self.points,
             )
-            if self.recorder.journal.gpus.snapshot:
+            if self.recorder.journal.gpus.snapshots:
                 # The snapshot belongs to the interrupted change.
                 self.recorder.set_journal(layout=self.interrupted.layout)
             waiting = [*_pending(combined.plan(after))]

@@ -162,7 +162,7 @@ class _LockedBoot:
             # A GPU whose repair failed has its layout as far as the driver allows.
             outcome = outcome.join(self._change_all())
         else:
-            gpus = self.recorder.journal.gpus.with_snapshot(self.unreachable)
+            gpus = self.recorder.journal.gpus.with_snapshots(self.unreachable)
             self.recorder.set_journal(gpus=gpus)
         if outcome.failures:
             # Failed changes may have executed some of their steps.
@@ -197,7 +197,7 @@ class _LockedBoot:
 
     def _change(self, uuids: tuple[str, ...], *, is_repair: bool = False) -> _RestoreOutcome:
         """Restore GPUs in one change, or roll them back."""
-        before = {gpu.uuid: gpu for gpu in self.recorder.journal.gpus.snapshot}
+        before = {gpu.uuid: gpu for gpu in self.recorder.journal.gpus.snapshots}
         interrupted = self.interrupted | before
         # An interrupted change of a GPU that has its layout needs no rollback now.
         pending = {*self.uuids, *(gpu.uuid for gpu in self.unreachable)}
@@ -238,12 +238,12 @@ def _restore(
 ) -> Restored:
     observed = local.observe_when_loaded(deps)
     recorder = local_journal.open_recorder(deps, observed, layout=saved.layout)
-    interrupted = {gpu.uuid: gpu for gpu in recorder.journal.gpus.snapshot}
+    interrupted = {gpu.uuid: gpu for gpu in recorder.journal.gpus.snapshots}
     # The interrupted run may have changed GPUs that the saved layout does not cover. It lists such
     # GPUs as that run left them, if at all.
     target = interrupted | {
         gpu.uuid: gpu
-        for gpu in saved.snapshot
+        for gpu in saved.snapshots
         if gpu.uuid in saved.covered or gpu.uuid not in interrupted
     }
     faulty = tuple(
@@ -258,7 +258,7 @@ def _restore(
             recorder=recorder,
             target=target,
             interrupted=interrupted,
-            unreachable=observed.unreachable_snapshots(recorder.journal.gpus.snapshot),
+            unreachable=observed.unreachable_snapshots(recorder.journal.gpus.snapshots),
             faulty=faulty,
             uuids=uuids,
             check=check,
@@ -281,7 +281,7 @@ def _restore(
         layout=saved.layout,
         rounds=rounds,
         problems=tuple(problems),
-        may_be_partial=any(gpu.uuid in uuids for gpu in recorder.journal.gpus.snapshot),
+        may_be_partial=any(gpu.uuid in uuids for gpu in recorder.journal.gpus.snapshots),
         faults=tuple(gpu_recovery.faults(after)),
     )
 

@@ -101,12 +101,12 @@ class HookPoints:
         for point in _points_of(plan):
             self._run_once(point)
 
-    def first_part(self, plan: steps.Plan) -> steps.Plan:
-        """Return the part of a plan to execute first: the mode, if hooks run after it."""
+    def first_part(self, plan: steps.Plan) -> steps.Plan | None:
+        """Return the part of a plan that changes the mode, if hooks run after it; else None."""
         point = hook_files.Point.PRE_APPLY_CONFIG
         is_needed = point in self._table and point not in self._passed
         if not is_needed or not any(gpu.takes_whole_gpu for gpu in plan.gpus):
-            return plan
+            return None
         return steps.Plan(gpus=tuple(_to_mode(gpu) for gpu in plan.gpus if gpu.takes_whole_gpu))
 
     def exit(self) -> None:

@@ -50,13 +50,13 @@ class VerifiedLayoutStore:
         Raises:
             ConfigError: It cannot be written.
         """
-        snapshot = tuple(gpu.snapshot for gpu in gpus if not gpu.has_pending_mode)
+        snapshots = tuple(gpu.snapshot for gpu in gpus if not gpu.has_pending_mode)
         inventory = tuple(gpus)
         earlier = {}
         # An invalid saved layout is replaced.
         if gpus.unreachable and (saved := self.read()):
-            missing = gpus.unreachable_snapshots(saved.snapshot)
-            snapshot += missing
+            missing = gpus.unreachable_snapshots(saved.snapshots)
+            snapshots += missing
             if (saved.layout, saved.content_hash) != (layout, content_hash):
                 earlier = {gpu.uuid: saved.layout for gpu in missing}
             earlier |= {
@@ -70,7 +70,7 @@ class VerifiedLayoutStore:
                 layout=layout,
                 content_hash=content_hash,
                 boot_id=self.boot_id,
-                snapshot=snapshot,
+                snapshots=snapshots,
                 gpus=inventory,
                 earlier=earlier,
                 covered=tuple(sorted(covered)),
@@ -87,8 +87,8 @@ class VerifiedLayoutStore:
         if saved is None:
             return
         uuids = {gpu.uuid for gpu in gpus if gpu.has_pending_mode}
-        kept = tuple(gpu for gpu in saved.snapshot if gpu.uuid not in uuids)
-        self._write(dataclasses.replace(saved, snapshot=kept))
+        kept = tuple(gpu for gpu in saved.snapshots if gpu.uuid not in uuids)
+        self._write(dataclasses.replace(saved, snapshots=kept))
 
     def _write(self, layout: verified_layouts.VerifiedLayout) -> None:
         self.file.save(layout.to_json())

@@ -28,7 +28,7 @@ class LocalRecorder:
 
     def begin_execution(self, before: model.Snapshots, _plan: steps.Plan) -> None:
         """Write the snapshot that a rollback restores; UsageError if that is impossible."""
-        self.set_journal(layout=self.layout, gpus=self.journal.gpus.with_snapshot(before))
+        self.set_journal(layout=self.layout, gpus=self.journal.gpus.with_snapshots(before))
 
     def begin_rollback(self) -> None:
         """Report nothing: the outcome of the change includes the rollback's."""
@@ -48,7 +48,7 @@ class LocalRecorder:
             try:
                 self.deps.journal.save(self.journal.to_json())
             except errors.ConfigError as error:
-                if self.journal.gpus.snapshot:
+                if self.journal.gpus.snapshots:
                     self.journal = before
                     raise _not_written(error.message) from error
             else:
@@ -74,7 +74,7 @@ class LocalRecorder:
     def undo(self, observed: model.ObservedGpus) -> str:
         """Roll back an interrupted run; return the outcome, empty if there was none."""
         interrupted = describe_interrupted(self.journal)
-        before = self.journal.gpus.snapshot
+        before = self.journal.gpus.snapshots
         if not before:
             try:
                 self.refresh_files()
@@ -107,10 +107,10 @@ def what_follows(
     """
     entries = _read(journal)
     try:
-        outside = list_restored_outside(observed, entries.gpus.snapshot, covered)
+        outside = list_restored_outside(observed, entries.gpus.snapshots, covered)
     except errors.LayoutError:
         return ""
-    if not entries.gpus.snapshot:
+    if not entries.gpus.snapshots:
         return ""
     also = f", and restores {outside} outside its layout" if outside else ""
     return (
@@ -126,7 +126,7 @@ def as_if_undone(
     entries = _read(deps.journal)
     before: model.Gpu | model.GpuSnapshot = gpu
     if not _why_outdated(deps, entries, observed):
-        before = next((each for each in entries.gpus.snapshot if each.uuid == gpu.uuid), gpu)
+        before = next((each for each in entries.gpus.snapshots if each.uuid == gpu.uuid), gpu)
     return dataclasses.replace(
         gpu,
         current_mode=before.current_mode,
@@ -144,10 +144,10 @@ def _read(journal: ports.SavedFile) -> journals.Journal:
 
 
 def list_restored_outside(
-    observed: model.ObservedGpus, snapshot: model.Snapshots, covered: Collection[str]
+    observed: model.ObservedGpus, snapshots: model.Snapshots, covered: Collection[str]
 ) -> str:
     """Name the GPUs outside a layout that its change restores; empty if there are none."""
-    outside = [gpu for gpu in snapshot if gpu.uuid not in covered]
+    outside = [gpu for gpu in snapshots if gpu.uuid not in covered]
     uuids = planner.restore(observed, outside).gpu_uuids
     return ", ".join(str(gpu) for gpu in observed if gpu.uuid in uuids)
 
@@ -184,7 +184,7 @@ def open_recorder(
         if text is None:
             return empty
         entries = journals.Journal.from_json(text)
-        plan = planner.restore(observed, entries.gpus.snapshot)
+        plan = planner.restore(observed, entries.gpus.snapshots)
     except (ValueError, errors.ConfigError, errors.LayoutError) as error:
         problem = error.message if isinstance(error, errors.MigManagerError) else str(error)
         try:
@@ -204,22 +204,24 @@ def open_recorder(
         journals.Journal(
             layout=entries.layout,
             gpus=journals.GpuEntries(
-                snapshot=planner.trim(observed, entries.gpus.snapshot),
+                snapshots=planner.trim(observed, entries.gpus.snapshots),
                 has_stale_files=True,
                 persistent_gpus=_restore_persistence(deps, entries, observed),
             ),
         ),
         layout=layout,
     )
-    is_complete = not planner.unowned_instances(observed, entries.gpus.snapshot)
+    is_complete = not planner.unowned_instances(observed, entries.gpus.snapshots)
     is_undone = (
-        plan.is_empty and is_complete and not observed.unreachable_snapshots(entries.gpus.snapshot)
+        plan.is_empty
+        and is_complete
+        and not observed.unreachable_snapshots(entries.gpus.snapshots)
     )
     why = "" if is_undone else _why_outdated(deps, entries, observed)
     if why:
         deps.notify(f"{describe_interrupted(entries)}{why}: it will not be undone")
     if is_undone or why:
-        recorder.set_journal(gpus=recorder.journal.gpus.with_snapshot(()))
+        recorder.set_journal(gpus=recorder.journal.gpus.with_snapshots(()))
     return recorder
 
 
@@ -249,7 +251,7 @@ def _why_outdated(
     deps: local.LocalDependencies, journal: journals.Journal, observed: model.ObservedGpus
 ) -> str:
     """Return why the journal is outdated; empty unless another program set up its GPUs since."""
-    uuids = {gpu.uuid for gpu in journal.gpus.snapshot}
+    uuids = {gpu.uuid for gpu in journal.gpus.snapshots}
     # No instance survives a reboot, so another program has created the existing ones.
     is_rebooted = bool(journal.boot_id) and journal.boot_id != deps.boot_id
     if is_rebooted and any(gpu.gpu_instances for gpu in observed.only(uuids)):
@@ -258,15 +260,15 @@ def _why_outdated(
     kept = deps.verified_layout.read()
     if kept is None:
         return ""
-    snapshot = tuple(gpu for gpu in kept.snapshot if gpu.uuid in uuids)
+    snapshots = tuple(gpu for gpu in kept.snapshots if gpu.uuid in uuids)
     try:
-        is_active = planner.restore(observed, snapshot).is_empty and not (
-            observed.unreachable_snapshots(snapshot)
-            or planner.unowned_instances(observed, snapshot)
+        is_active = planner.restore(observed, snapshots).is_empty and not (
+            observed.unreachable_snapshots(snapshots)
+            or planner.unowned_instances(observed, snapshots)
         )
     except errors.LayoutError:
         return ""
-    is_complete = uuids.issubset(kept.covered) and len(snapshot) == len(journal.gpus.snapshot)
+    is_complete = uuids.issubset(kept.covered) and len(snapshots) == len(journal.gpus.snapshots)
     is_known = is_complete and kept.boot_id == deps.boot_id
     return f", and layout '{kept.layout}' was verified since" if is_known and is_active else ""
 

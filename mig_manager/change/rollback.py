@@ -1,4 +1,4 @@
-"""Roll back a change: restore the GPUs to a snapshot, and verify them.
+"""Roll back a change: restore the GPUs to their snapshots, and verify them.
 
 A rollback removes only instances that the change created. It names and keeps instances of other
 programs.
@@ -40,7 +40,7 @@ class Rollback:
     """One rollback."""
 
     executor: plan_executor.PlanExecutor
-    before: model.Snapshots
+    snapshots: model.Snapshots
     keep_pending: bool
     requires_idle: bool
 
@@ -75,7 +75,7 @@ class Rollback:
             message = (
                 "only the new mode stays pending" if self.keep_pending else "nothing was changed"
             )
-        result = _conclude(message, now, self.before)
+        result = _conclude(message, now, self.snapshots)
         if not result.unrestored:
             return result
         lost = "; ".join(gpu.sentence for gpu in now.unreachable)
@@ -117,12 +117,12 @@ class Rollback:
         return RollbackOutcome(
             is_complete=False,
             message=message,
-            unowned=planner.unowned_instances(now, self.before),
+            unowned=planner.unowned_instances(now, self.snapshots),
             gpus=now,
         )
 
     def _plan(self, now: model.ObservedGpus) -> steps.Plan:
-        return planner.restore(now, self.before, keep_pending=self.keep_pending)
+        return planner.restore(now, self.snapshots, keep_pending=self.keep_pending)
 
 
 def _is_retried(error: errors.MigManagerError) -> bool:
@@ -136,17 +136,19 @@ def _is_retried(error: errors.MigManagerError) -> bool:
     return error.reason.is_transient and not (is_in_use or is_hung)
 
 
-def verify_without_steps(now: model.ObservedGpus, before: model.Snapshots) -> RollbackOutcome:
+def verify_without_steps(now: model.ObservedGpus, snapshots: model.Snapshots) -> RollbackOutcome:
     """Return the outcome for GPUs that need no step; an unowned instance makes it incomplete."""
-    result = _conclude("the former instances are restored", now, before)
+    result = _conclude("the former instances are restored", now, snapshots)
     return result if result.unowned else dataclasses.replace(result, message="")
 
 
-def _conclude(message: str, now: model.ObservedGpus, before: model.Snapshots) -> RollbackOutcome:
+def _conclude(
+    message: str, now: model.ObservedGpus, snapshots: model.Snapshots
+) -> RollbackOutcome:
     """Return the outcome for GPUs that need no further step."""
-    unowned = planner.unowned_instances(now, before)
+    unowned = planner.unowned_instances(now, snapshots)
     if not unowned:
-        unrestored = now.unreachable_snapshots(before)
+        unrestored = now.unreachable_snapshots(snapshots)
         return RollbackOutcome(is_complete=True, message=message, unrestored=unrestored, gpus=now)
     _log.warning("unowned_instances_kept", instances=unowned)
     why = (

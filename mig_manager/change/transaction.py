@@ -47,11 +47,12 @@ class _NextPlan:
 
     plan: steps.Plan
     gpus: model.ObservedGpus  # before the plan
-    before: model.Snapshots  # the GPUs that a rollback restores once the plan has begun
+    snapshots: model.Snapshots  # the GPUs that a rollback restores once the plan has begun
     earlier: model.Snapshots
-    """``before`` without this plan: the rollback until it has begun. The instances that a stale
+    """``snapshots`` without this plan: the rollback until it has begun. The instances that a stale
     plan would create belong to another program."""
     executed: tuple[Executed, ...] = ()
+    is_first_part: bool = False  # whether it only changes the MIG mode, because hooks run after it
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,13 +107,16 @@ class Transaction:
         """
         points = points or hook_points.HookPoints()
         begun = self._begin(first_plan, observed, interrupted)
-        current = dataclasses.replace(begun, plan=points.first_part(first_plan))
+        part = points.first_part(first_plan)
+        current = dataclasses.replace(
+            begun, plan=part or first_plan, is_first_part=part is not None
+        )
         has_begun = False
         try:
             while not current.plan.is_empty:
                 points.before(current.plan)
                 has_begun = True
-                current = self._execute(current, first_plan, target)
+                current = self._execute(current, target)
                 has_begun = False
         except errors.Superseded as end:
             _log.info("change_superseded", why=end.why)
@@ -124,8 +128,8 @@ class Transaction:
                 self._roll_back_after(error, current, first_plan, observed, has_begun=has_begun)
             # The error of the change, with what became of the rollback.
             raise
-        snapshot = target.unrestored_snapshots(current.gpus, current.before)
-        self._keep(snapshot, is_stale=bool(current.executed))
+        unrestored = target.unrestored_snapshots(current.gpus, current.snapshots)
+        self._keep(unrestored, is_stale=bool(current.executed))
         return current.gpus, current.executed
 
     def _begin(
@@ -135,21 +139,19 @@ class Transaction:
         earlier: model.Snapshots,
         executed: tuple[Executed, ...] = (),
     ) -> _NextPlan:
-        """Write the snapshot that a rollback restores once a plan is executed."""
-        before = planner.baseline(plan, gpus, earlier)
-        if before != earlier or not (executed or plan.is_empty):
-            self.recorder.begin_execution(self._with_kept(before), plan)
+        """Write the snapshots that a rollback restores once a plan is executed."""
+        snapshots = planner.baseline(plan, gpus, earlier)
+        if snapshots != earlier or not (executed or plan.is_empty):
+            self.recorder.begin_execution(self._with_kept(snapshots), plan)
         return _NextPlan(
             plan=plan,
             gpus=gpus,
-            before=before,
+            snapshots=snapshots,
             earlier=planner.trim(gpus, earlier),
             executed=executed,
         )
 
-    def _execute(
-        self, current: _NextPlan, first_plan: steps.Plan, target: ChangeTarget
-    ) -> _NextPlan:
+    def _execute(self, current: _NextPlan, target: ChangeTarget) -> _NextPlan:
         """Execute a plan once no process or pod uses the instances that it destroys.
 
         The executor checks processes in the NVML session of the change, so no process can start in
@@ -162,9 +164,9 @@ class Transaction:
         )
         rest = target.plan(after)
         if not rest.is_empty:
-            _require_progress(current, first_plan, after, rest, was_reset=was_reset)
+            _require_progress(current, after, rest, was_reset=was_reset)
         executed = (*current.executed, Executed(plan=current.plan, gpus=current.gpus))
-        return self._begin(rest, after, current.before, executed)
+        return self._begin(rest, after, current.snapshots, executed)
 
     def _roll_back_after(
         self,
@@ -183,7 +185,7 @@ class Transaction:
         _log.info("change_failed", reason=error.reason.value, error=error.message)
         # A reboot activates a pending mode; cancelling the mode would waste the reboot.
         result = (
-            self._undo_instances(current.before, first_plan, observed)
+            self._undo_instances(current.snapshots, first_plan, observed)
             if error.reason.is_mode_pending
             else self._undo_plan(current, has_begun=has_begun)
         )
@@ -197,17 +199,17 @@ class Transaction:
     def _undo_plan(self, current: _NextPlan, *, has_begun: bool) -> rollback.RollbackOutcome:
         """Roll back; ``has_begun`` is whether a step of the plan may have been executed."""
         if has_begun:
-            return self.roll_back(current.before)
+            return self.roll_back(current.snapshots)
         nothing = rollback.RollbackOutcome(is_complete=True, message="nothing was changed")
-        snapshot = self._with_kept(current.earlier)
-        result = _with_failure(nothing, lambda: self._keep(snapshot))
+        earlier = self._with_kept(current.earlier)
+        result = _with_failure(nothing, lambda: self._keep(earlier))
         if not current.earlier:
             return result
         # The devices of an interrupted change may be in use by now.
         return self.roll_back(current.earlier, requires_idle=not current.executed)
 
     def _undo_instances(
-        self, before: model.Snapshots, first_plan: steps.Plan, observed: model.ObservedGpus
+        self, snapshots: model.Snapshots, first_plan: steps.Plan, observed: model.ObservedGpus
     ) -> rollback.RollbackOutcome:
         """Roll back, but keep the modes that wait for a reset or a reboot.
 
@@ -222,22 +224,26 @@ class Transaction:
             if gpu.uuid in at_start
             and gpu.current_mode not in (at_start[gpu.uuid].current_mode, new_modes.get(gpu.uuid))
             else gpu
-            for gpu in before
+            for gpu in snapshots
         )
         result = self.roll_back(target, keep_pending=True)
-        if target == before:
+        if target == snapshots:
             return result
-        snapshot = self._with_kept(planner.trim(result.gpus, before))
-        return _with_failure(result, lambda: self._keep(snapshot))
+        unrestored = self._with_kept(planner.trim(result.gpus, snapshots))
+        return _with_failure(result, lambda: self._keep(unrestored))
 
     def roll_back(
-        self, before: model.Snapshots, *, keep_pending: bool = False, requires_idle: bool = False
+        self,
+        snapshots: model.Snapshots,
+        *,
+        keep_pending: bool = False,
+        requires_idle: bool = False,
     ) -> rollback.RollbackOutcome:
-        """Restore a snapshot, and retry if the failure is transient."""
+        """Restore snapshots, and retry if the failure is transient."""
         self.recorder.begin_rollback()
         result = rollback.Rollback(
             executor=self.executor,
-            before=before,
+            snapshots=snapshots,
             keep_pending=keep_pending,
             requires_idle=requires_idle,
         ).run()
@@ -246,30 +252,30 @@ class Transaction:
         if result.has_begun or result.is_complete:
             return self.conclude(result)
         # Instances that others create from now on must not count as the change's.
-        snapshot = planner.trim(result.gpus, self.recorder.journal.gpus.snapshot)
-        return _with_failure(result, lambda: self._keep(snapshot))
+        unrestored = planner.trim(result.gpus, self.recorder.journal.gpus.snapshots)
+        return _with_failure(result, lambda: self._keep(unrestored))
 
     def conclude(self, result: rollback.RollbackOutcome) -> rollback.RollbackOutcome:
         """Record the end of a rollback and refresh device files; return it with their failures."""
-        snapshot = (
+        unrestored = (
             self._with_kept(result.unrestored)
             if result.is_complete
-            else planner.trim(result.gpus, self.recorder.journal.gpus.snapshot)
+            else planner.trim(result.gpus, self.recorder.journal.gpus.snapshots)
         )
-        result = _with_failure(result, lambda: self._keep(snapshot, is_stale=True))
+        result = _with_failure(result, lambda: self._keep(unrestored, is_stale=True))
         return _with_failure(result, self.refresh)
 
-    def _with_kept(self, before: model.Snapshots) -> model.Snapshots:
+    def _with_kept(self, snapshots: model.Snapshots) -> model.Snapshots:
         """Add the kept snapshots, of other GPUs."""
-        uuids = {gpu.uuid for gpu in before}
-        return (*(gpu for gpu in self.kept_snapshots if gpu.uuid not in uuids), *before)
+        uuids = {gpu.uuid for gpu in snapshots}
+        return (*(gpu for gpu in self.kept_snapshots if gpu.uuid not in uuids), *snapshots)
 
-    def _keep(self, snapshot: model.Snapshots, *, is_stale: bool = False) -> None:
-        """Record the snapshot for a later rollback, and whether device files became stale."""
+    def _keep(self, snapshots: model.Snapshots, *, is_stale: bool = False) -> None:
+        """Record snapshots for a later rollback, and whether device files became stale."""
         gpus = self.recorder.journal.gpus
         has_stale_files = is_stale or gpus.has_stale_files
         self.recorder.set_journal(
-            gpus=dataclasses.replace(gpus, snapshot=snapshot, has_stale_files=has_stale_files)
+            gpus=dataclasses.replace(gpus, snapshots=snapshots, has_stale_files=has_stale_files)
         )
 
     def refresh(self) -> None:
@@ -281,12 +287,7 @@ class Transaction:
 
 
 def _require_progress(
-    current: _NextPlan,
-    first_plan: steps.Plan,
-    after: model.ObservedGpus,
-    rest: steps.Plan,
-    *,
-    was_reset: bool,
+    current: _NextPlan, after: model.ObservedGpus, rest: steps.Plan, *, was_reset: bool
 ) -> None:
     """Fail unless the remaining steps were impossible before this plan.
 
@@ -299,9 +300,8 @@ def _require_progress(
             reason=reasons.Reason.GPU_NEEDS_RESET,
         )
     is_more_known = current.plan.is_provisional and not rest.is_provisional
-    is_first_part = not current.executed and current.plan is not first_plan
     is_last = len(current.executed) + 1 == _MAX_PLANS
-    if is_last or not (was_reset or is_more_known or is_first_part):
+    if is_last or not (was_reset or is_more_known or current.is_first_part):
         raise errors.HardwareError(
             "the layout is not active, although every step succeeded, on "
             + ", ".join(str(gpu) for gpu in after if gpu.uuid in rest.gpu_uuids),
@@ -314,7 +314,7 @@ def _with_failure(
 ) -> rollback.RollbackOutcome:
     """Act after a rollback, and add a failure to its outcome.
 
-    Raised, it would replace the failure of the change. The journal keeps the snapshot
+    Raised, it would replace the failure of the change. The journal keeps the snapshots
     that ``begin_execution`` wrote.
     """
     try:

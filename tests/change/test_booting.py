@@ -48,8 +48,8 @@ def test_boot_restores_placements_that_no_empty_gpu_would_get(ampere: BootRig) -
     """A layout's instances may lie where history has put them."""
     moved = samples.gpu(samples.A100, "2g.10gb@4[]").gpu_instances
     verified = ampere.verified_layout
-    first = dataclasses.replace(verified.snapshot[0], gpu_instances=moved)
-    odd = dataclasses.replace(verified, layout="odd", snapshot=(first, *verified.snapshot[1:]))
+    first = dataclasses.replace(verified.snapshots[0], gpu_instances=moved)
+    odd = dataclasses.replace(verified, layout="odd", snapshots=(first, *verified.snapshots[1:]))
     ampere.verified_layout_file.text = odd.to_json()
     ampere.reboot()
 
@@ -268,7 +268,7 @@ def test_the_journal_names_only_the_gpu_left_in_between(rig: BootRig) -> None:
     assert "still to do: GPU 1: " in problem.message
     assert rig.geometry[0] == rig.before[0]
     journal = rig.local_journal
-    assert [gpu.uuid for gpu in journal.gpus.snapshot] == [bad]
+    assert [gpu.uuid for gpu in journal.gpus.snapshots] == [bad]
 
     assert rig.boot().problems == ()
     assert rig.is_restored()
@@ -388,7 +388,7 @@ def test_a_boot_that_changes_nothing_keeps_the_journal_of_a_killed_apply(
 
     assert ampere.boot().problems
 
-    assert ampere.local_journal.gpus.snapshot == journal.gpus.snapshot
+    assert ampere.local_journal.gpus.snapshots == journal.gpus.snapshots
 
 
 @EACH_PRODUCT

@@ -169,7 +169,7 @@ def test_a_failed_apply_restores_gpus_that_an_older_journal_does_not_name(
     with rig.kill_process(steps.CreateComputeInstance):
         rig.boot()
     journal = rig.local_journal
-    assert [gpu.uuid for gpu in journal.gpus.snapshot] == [rig.gpus[0].uuid]
+    assert [gpu.uuid for gpu in journal.gpus.snapshots] == [rig.gpus[0].uuid]
     refuse_first_creation_on(rig, rig.gpus[1].uuid)
 
     with pytest.raises(errors.HardwareError, match="the former instances are restored"):
@@ -221,8 +221,8 @@ def test_a_verified_layout_of_other_gpus_does_not_end_a_killed_change(rig: Local
     # Another program has its own journal.
     rig.journal.text = None
     rig.change_to("first-only")
-    snapshot = tuple(gpu for gpu in killed.gpus.snapshot if gpu.uuid == rig.gpus[1].uuid)
-    changed = dataclasses.replace(killed, gpus=killed.gpus.with_snapshot(snapshot))
+    snapshot = tuple(gpu for gpu in killed.gpus.snapshots if gpu.uuid == rig.gpus[1].uuid)
+    changed = dataclasses.replace(killed, gpus=killed.gpus.with_snapshots(snapshot))
     rig.journal.text = changed.to_json()
 
     refuse(rig)

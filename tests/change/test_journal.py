@@ -26,7 +26,7 @@ def test_journal_exists_from_the_first_step_to_the_last(rig: LocalRig) -> None:
 
     journal = journals.Journal.from_json(journal_texts[0] or "")
     assert (journal.layout, journal.boot_id) == ("requested", "boot-1")
-    assert planner.restore(rig.gpus, journal.gpus.snapshot) == planner.restore(rig.gpus, snapshot)
+    assert planner.restore(rig.gpus, journal.gpus.snapshots) == planner.restore(rig.gpus, snapshot)
     assert len(set(journal_texts)) == 1
     assert rig.journal.read() is None
     assert rig.lock.descriptions == ["apply requested"]
@@ -35,7 +35,7 @@ def test_journal_exists_from_the_first_step_to_the_last(rig: LocalRig) -> None:
 def test_journal_of_a_complete_change_is_cleared(rig: LocalRig) -> None:
     snapshot = tuple(gpu.snapshot for gpu in rig.gpus)
     written = journals.Journal(
-        layout="requested", boot_id="boot-1", gpus=journals.GpuEntries(snapshot=snapshot)
+        layout="requested", boot_id="boot-1", gpus=journals.GpuEntries(snapshots=snapshot)
     )
     rig.set_up("requested")
     rig.journal.text = written.to_json()
@@ -89,11 +89,11 @@ def test_a_disk_that_fills_during_a_change_hides_no_failure(rig: LocalRig) -> No
 
     assert caught.value.message.startswith("in use; the rollback failed as well: in use; ")
     assert caught.value.message.count("cannot write the journal") == 1
-    assert rig.local_journal.gpus.snapshot
+    assert rig.local_journal.gpus.snapshots
 
 
 def test_a_reset_whose_journal_cannot_be_written_is_reported(rig: LocalRig) -> None:
-    before = journals.GpuEntries(snapshot=tuple(gpu.snapshot for gpu in rig.gpus))
+    before = journals.GpuEntries(snapshots=tuple(gpu.snapshot for gpu in rig.gpus))
     recorder = local_journal.LocalRecorder(
         rig.deps, journals.Journal(layout="requested", gpus=before)
     )
@@ -109,13 +109,13 @@ def test_a_layout_of_other_gpus_keeps_the_journal_of_an_unreachable_one(
     rig: LocalRig,
 ) -> None:
     lost = rig.gpus[1]
-    entries = journals.GpuEntries(snapshot=(lost.snapshot,))
+    entries = journals.GpuEntries(snapshots=(lost.snapshot,))
     rig.journal.text = journals.Journal(layout="requested", gpus=entries).to_json()
     rig.driver.lost = {lost.uuid}
 
     rig.change_to("first-only")
 
-    kept = rig.local_journal.gpus.snapshot
+    kept = rig.local_journal.gpus.snapshots
     assert gpu_values.geometry(kept) == gpu_values.geometry([lost])
 
 

@@ -130,7 +130,7 @@ def test_persistence_mode_is_restored_after_a_kill_and_not_after_a_reboot(
         layout="requested",
         boot_id=boot_id,
         gpus=journals.GpuEntries(
-            snapshot=tuple(gpu.snapshot for gpu in rig.gpus),
+            snapshots=tuple(gpu.snapshot for gpu in rig.gpus),
             persistent_gpus=(uuid, "GPU-of-another-node"),
         ),
     ).to_json()

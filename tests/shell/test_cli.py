@@ -115,7 +115,7 @@ def test_a_change_under_way_is_named_beside_the_layout_it_may_halve(
     argv += (str(file),) if "-f" in argv else ()
     argv += ("--simulate-state", str(state), *SPEC)
     manager = lock_file.LockFile(lock, program="x", clock=fakes.FakeClock(), is_required=True)
-    entries = journals.GpuEntries(snapshot=(samples.gpu(samples.A100).snapshot,))
+    entries = journals.GpuEntries(snapshots=(samples.gpu(samples.A100).snapshot,))
 
     alone = shell(*argv)
     journal.write_text(journals.Journal(layout="night", gpus=entries).to_json())

@@ -99,7 +99,7 @@ def test_a_file_that_apply_could_not_write_is_a_warning(
     folder.mkdir()
     (folder / "lock").touch()
     verified = verified_layouts.VerifiedLayout(
-        layout="a", content_hash="", boot_id="", snapshot=(), covered=()
+        layout="a", content_hash="", boot_id="", snapshots=(), covered=()
     )
     (folder / "verified-layout").write_text(verified.to_json(), "utf-8")
     folder.chmod(0o555)

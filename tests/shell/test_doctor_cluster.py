@@ -127,7 +127,7 @@ def test_remnants_of_an_interrupted_run_are_named(cluster_rig: DoctorCluster) ->
 def test_a_journal_of_an_unreachable_gpu_is_not_an_interrupted_run(
     cluster_rig: DoctorCluster,
 ) -> None:
-    entries = journals.GpuEntries(snapshot=tuple(gpu.snapshot for gpu in samples.balanced_gpu()))
+    entries = journals.GpuEntries(snapshots=tuple(gpu.snapshot for gpu in samples.balanced_gpu()))
     journal = journals.Journal(layout="all-1g.5gb", gpus=entries).to_json()
 
     def examine(state: str) -> Findings:

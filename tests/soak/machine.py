@@ -449,7 +449,9 @@ class Soak(stateful.RuleBasedStateMachine):
         users = {client.gpu_uuid for client in self.rig.state.read().clients}
         text = self.rig.node_object.annotations.get(well_known.JOURNAL_ANNOTATION)
         kept = (
-            {gpu.uuid for gpu in journals.Journal.from_json(text).gpus.snapshot} if text else set()
+            {gpu.uuid for gpu in journals.Journal.from_json(text).gpus.snapshots}
+            if text
+            else set()
         )
         if kept & users:
             users |= kept

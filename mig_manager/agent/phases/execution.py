@@ -46,7 +46,7 @@ def execute(
     )
     is_resumed = functools.partial(is_resumed_next, attempt)
     # If this fails, the end of the run rolls back while clients and services are still paused.
-    interrupted = _take_over_snapshot(attempt, change.inputs.gpus)
+    interrupted = _take_over_snapshots(attempt, change.inputs.gpus)
     try:
         after, _ = gpu_change.run(
             change.plan,
@@ -74,14 +74,14 @@ def execute(
     return after
 
 
-def _take_over_snapshot(attempt: attempts.Attempt, gpus: model.ObservedGpus) -> model.Snapshots:
-    """Take over an interrupted change's snapshot; if pods use it, of unreachable GPUs only."""
-    before = attempt.journal.gpus.snapshot
-    if not before or rolling_back.can_roll_back(attempt, gpus, before):
-        return before
+def _take_over_snapshots(attempt: attempts.Attempt, gpus: model.ObservedGpus) -> model.Snapshots:
+    """Take over an interrupted change's snapshots; only of unreachable GPUs, if pods use them."""
+    interrupted = attempt.journal.gpus.snapshots
+    if not interrupted or rolling_back.can_roll_back(attempt, gpus, interrupted):
+        return interrupted
     # Without these GPUs, the previous layout cannot be restored completely.
     attempt.recorder.set_journal(applied_before="")
-    return gpus.unreachable_snapshots(before)
+    return gpus.unreachable_snapshots(interrupted)
 
 
 def is_resumed_next(attempt: attempts.Attempt, error: errors.MigManagerError) -> bool:

@@ -95,7 +95,7 @@ def plan_unused(
         message = outcomes.missing_message(attempt.status.title, missing)
         raise errors.MissingGpusError(message, missing)
     desired = target.select(gpus)
-    others = tuple(gpu for gpu in attempt.journal.gpus.snapshot if gpu.uuid not in desired)
+    others = tuple(gpu for gpu in attempt.journal.gpus.snapshots if gpu.uuid not in desired)
     restorable = others if others and rolling_back.can_roll_back(attempt, gpus, others) else ()
     plan = _plan(target, gpus, restorable)
     _require_repaired(attempt, gpus, plan)

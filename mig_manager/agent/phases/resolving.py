@@ -34,7 +34,7 @@ def _resolve_repair(attempt: attempts.Attempt) -> targets.RepairTarget:
         raise errors.KubeletError(
             f"the pods of {messages.list_names([*map(str, lost)])} are not known: {unknown}"
         )
-    snapshots = {gpu.uuid: gpu for gpu in attempt.journal.gpus.snapshot if gpu.uuid in uuids}
+    snapshots = {gpu.uuid: gpu for gpu in attempt.journal.gpus.snapshots if gpu.uuid in uuids}
     now = (gpu.snapshot for gpu in gpus if gpu.uuid in uuids - snapshots.keys())
     return targets.RepairTarget(before=(*snapshots.values(), *now), observed=gpus)
 

@@ -27,9 +27,9 @@ _log = structlog.get_logger()
 def can_roll_back(
     attempt: attempts.Attempt,
     now: model.ObservedGpus,
-    snapshot: Sequence[model.GpuSnapshot],
+    snapshots: Sequence[model.GpuSnapshot],
 ) -> bool:
-    """Return whether a snapshot can be restored without taking a device from a pod.
+    """Return whether snapshots can be restored without taking a device from a pod.
 
     Raises:
         ClusterError: The API refused or does not answer.
@@ -38,7 +38,7 @@ def can_roll_back(
         Superseded: Another layout is requested, or the agent stops.
     """
     try:
-        plan = planner.restore(now, snapshot)
+        plan = planner.restore(now, snapshots)
         return not device_usage.name_users(attempt, plan, now)
     except errors.LayoutError as error:
         _log.warning("rollback_impossible", error=error.message)
@@ -59,27 +59,27 @@ def restore_persistence(attempt: attempts.Attempt, gpus: model.ObservedGpus) -> 
 
 
 def roll_back(attempt: attempts.Attempt) -> str:
-    """Restore the snapshot and the persistence mode in the journal, if no pod is affected.
+    """Restore the snapshots and the persistence mode in the journal, if no pod is affected.
 
     Returns:
         The result as part of a sentence; empty if there was nothing to do.
     """
-    snapshot = attempt.journal.gpus.snapshot
-    if not (snapshot or attempt.journal.gpus.persistent_gpus):
+    snapshots = attempt.journal.gpus.snapshots
+    if not (snapshots or attempt.journal.gpus.persistent_gpus):
         return ""
     try:
         now = attempt.deps.gpus.observe()
         attempt.recorder.set_status(observed_gpus=now)
         restore_persistence(attempt, now)
         # Instances that others create from now on must not count as the change's.
-        snapshot = planner.trim(now, snapshot)
-        attempt.recorder.set_journal(gpus=attempt.journal.gpus.with_snapshot(snapshot))
+        snapshots = planner.trim(now, snapshots)
+        attempt.recorder.set_journal(gpus=attempt.journal.gpus.with_snapshots(snapshots))
         change = attempt.transaction(
             require_unused=functools.partial(device_usage.require_unallocated, attempt.deps)
         )
-        plan = planner.restore(now, snapshot)
+        plan = planner.restore(now, snapshots)
         if plan.is_empty:
-            return change.conclude(rollback.verify_without_steps(now, snapshot)).message
+            return change.conclude(rollback.verify_without_steps(now, snapshots)).message
         uninterrupted = dataclasses.replace(attempt, cancel=intake.Uninterrupted(attempt.deps))
         _require_unused(uninterrupted, plan, now)
         # Else a pod that is bound after the last check could get a device to be destroyed.
@@ -96,7 +96,7 @@ def roll_back(attempt: attempts.Attempt) -> str:
             # If they cannot be stopped, the GPUs may still be idle.
             with contextlib.suppress(errors.ConfigError, errors.HostError):
                 services_and_hooks.stop_services(attempt, attempt.deps.service_names(), plan)
-            result = change.roll_back(snapshot, requires_idle=True)
+            result = change.roll_back(snapshots, requires_idle=True)
         finally:
             # An API failure must not hide the reason; the end of the run resumes the rest.
             with contextlib.suppress(errors.ClusterError):

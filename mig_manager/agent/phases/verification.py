@@ -56,15 +56,15 @@ def verify_unchanged(
         Superseded: Another layout is requested.
     """
     interrupted = attempt.journal
-    snapshot = interrupted.gpus.snapshot
-    unverified = tuple(gpu for gpu in snapshot if gpu not in unrestored)
+    snapshots = interrupted.gpus.snapshots
+    unverified = tuple(gpu for gpu in snapshots if gpu not in unrestored)
     is_stale = interrupted.gpus.has_stale_files or bool(unverified)
     attempt.recorder.set_journal(
-        gpus=dataclasses.replace(interrupted.gpus, snapshot=unrestored, has_stale_files=is_stale)
+        gpus=dataclasses.replace(interrupted.gpus, snapshots=unrestored, has_stale_files=is_stale)
     )
     attempt.forget_former_layout()
     if unverified or not interrupted.has_only_gpu_entries:
-        return _finish_interrupted(attempt, gpus, snapshot)
+        return _finish_interrupted(attempt, gpus, snapshots)
     if is_stale:
         attempt.transaction().refresh()
     present = attempt.node_labels.get(well_known.PLUGIN_CONFIG_LABEL)

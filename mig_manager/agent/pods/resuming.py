@@ -180,7 +180,7 @@ def await_driver(
         resume_advertisers(
             attempt,
             paused_clients.remove_phantoms_as_if_paused(
-                attempt, gpus, attempt.journal.gpus.snapshot
+                attempt, gpus, attempt.journal.gpus.snapshots
             ),
         )
     attempt.recorder.enter(

@@ -69,7 +69,7 @@ def run(
         recorder = local_journal.open_recorder(deps, observed, layout=NAME)
         gpu = find_gpu(observed, uuid)
         require_unused(gpu)
-        if recorder.journal.gpus.snapshot:
+        if recorder.journal.gpus.snapshots:
             raise errors.UsageError(
                 local_journal.describe_interrupted(recorder.journal),
                 remedy="Run 'mig-manager apply' or 'restore' first.",
@@ -200,7 +200,7 @@ class _Course:
             goal.plan(self.observed),
             goal,
             observed=self.observed,
-            interrupted=self.recorder.journal.gpus.snapshot,
+            interrupted=self.recorder.journal.gpus.snapshots,
         )
         for row in self.gpu.profiles or ():
             if row.compute_profiles:
@@ -251,7 +251,7 @@ class _Course:
         # The journal of the course has both, so that a kill leaves neither.
         self._change(_with_instances(mine, unowned))
         change = local.new_transaction(
-            self.deps, self.recorder, kept_snapshots=self.recorder.journal.gpus.snapshot
+            self.deps, self.recorder, kept_snapshots=self.recorder.journal.gpus.snapshots
         )
         rollback = change.roll_back(before)
         self.observed = self.deps.gpus.observe()
@@ -288,7 +288,7 @@ class _Course:
     def undo(self) -> None:
         """Restore the GPU from the journal; VERIFY_FAILED: it is not as before."""
         # Without a journal a mode may still be pending.
-        before = self.recorder.journal.gpus.snapshot or (
+        before = self.recorder.journal.gpus.snapshots or (
             dataclasses.replace(self.initial, created=()),
         )
         local.new_transaction(self.deps, self.recorder).roll_back(before, requires_idle=True)

@@ -275,7 +275,7 @@ def _verified_layout(facts: Facts) -> Iterator[Finding]:
     if layout is None:
         yield _file(path, "no layout saved for the next boot")
     else:
-        yield _file(path, f"layout {layout.layout!r} of {len(layout.snapshot)} GPUs")
+        yield _file(path, f"layout {layout.layout!r} of {len(layout.snapshots)} GPUs")
 
 
 @_check(

@@ -61,20 +61,20 @@ def combine(first: steps.Plan, second: steps.Plan) -> steps.Plan:
 
 def restore(
     gpus: Sequence[model.Gpu],
-    snapshot: Sequence[model.GpuSnapshot],
+    snapshots: Sequence[model.GpuSnapshot],
     *,
     keep_pending: bool = False,
 ) -> steps.Plan:
-    """Find the steps to a snapshot: modes, placements and compute instances.
+    """Find the steps to snapshots: modes, placements and compute instances.
 
-    GPU instances without a compute instance are restored too. GPUs that the snapshot or the node
-    lacks, and ``unowned_instances``, are not touched. ``keep_pending`` accepts a pending mode.
+    GPU instances without a compute instance are restored too. GPUs without a snapshot or not on
+    the node, and ``unowned_instances``, are not touched. ``keep_pending`` accepts a pending mode.
 
     Raises:
-        LayoutError: The snapshot lacks the spans of compute instances, and they cannot be placed
+        LayoutError: A snapshot lacks the spans of compute instances, and they cannot be placed
             again (DOES_NOT_FIT), or a GPU has lost MIG (NOT_MIG_CAPABLE).
     """
-    before = {gpu.uuid: gpu for gpu in snapshot}
+    before = {gpu.uuid: gpu for gpu in snapshots}
     plans = [
         _restore_gpu(gpu, before[gpu.uuid], keep_pending=keep_pending)
         for gpu in _by_index(gpus)
@@ -102,10 +102,10 @@ def repair(gpus: Sequence[model.Gpu], before: Sequence[model.GpuSnapshot]) -> st
 
 
 def unowned_instances(
-    gpus: Sequence[model.Gpu], snapshot: Sequence[model.GpuSnapshot]
+    gpus: Sequence[model.Gpu], snapshots: Sequence[model.GpuSnapshot]
 ) -> tuple[str, ...]:
     """Describe the unowned instances, which ``restore`` keeps; see ``restoring``."""
-    before = {gpu.uuid: gpu for gpu in snapshot}
+    before = {gpu.uuid: gpu for gpu in snapshots}
     return tuple(
         f"{name} on GPU {gpu.index}"
         for gpu in _by_index(gpus)
@@ -115,13 +115,14 @@ def unowned_instances(
 
 
 def baseline(
-    change: steps.Plan, gpus: Sequence[model.Gpu], older: Sequence[model.GpuSnapshot] = ()
+    change: steps.Plan, gpus: Sequence[model.Gpu], earlier: Sequence[model.GpuSnapshot] = ()
 ) -> tuple[model.GpuSnapshot, ...]:
     """Return snapshots of the GPUs that a plan changes, with the instances that it creates.
 
-    ``older`` snapshots, of an unfinished change, take precedence; all are kept.
+    ``earlier`` snapshots, of an interrupted change or an earlier plan, take precedence; all are
+    kept.
     """
-    by_uuid = {gpu.uuid: gpu for gpu in older}
+    by_uuid = {gpu.uuid: gpu for gpu in earlier}
     live = {gpu.uuid: gpu for gpu in gpus}
     for each in change.gpus:
         if not each.steps or each.gpu_uuid not in live:
@@ -140,7 +141,7 @@ def baseline(
 
 
 def trim(
-    gpus: Sequence[model.Gpu], snapshot: Sequence[model.GpuSnapshot]
+    gpus: Sequence[model.Gpu], snapshots: Sequence[model.GpuSnapshot]
 ) -> tuple[model.GpuSnapshot, ...]:
     """Return the snapshots without creations that do not exist on the observed GPUs.
 
@@ -148,7 +149,7 @@ def trim(
     """
     live = {gpu.uuid: gpu for gpu in gpus}
     return tuple(
-        restoring.trim(live[each.uuid], each) if each.uuid in live else each for each in snapshot
+        restoring.trim(live[each.uuid], each) if each.uuid in live else each for each in snapshots
     )
 
 

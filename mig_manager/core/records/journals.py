@@ -53,23 +53,23 @@ class HostEntries:
 class GpuEntries:
     """Changes of the GPUs to undo or to finish."""
 
-    snapshot: tuple[model.GpuSnapshot, ...] = ()
+    snapshots: model.Snapshots = ()
     """The GPUs before the change under way, for the rollback. Empty before the change and once it
     is verified or undone."""
     has_stale_files: bool = False
-    """Whether device nodes and CDI specs may be stale, even without a snapshot."""
+    """Whether device nodes and CDI specs may be stale, even without snapshots."""
     persistent_gpus: tuple[str, ...] = ()
     """UUIDs of GPUs whose persistence mode was switched off for a reset, until it is on again."""
 
-    def with_snapshot(self, snapshot: model.Snapshots) -> "GpuEntries":
-        """Return the entries with another snapshot."""
-        return dataclasses.replace(self, snapshot=snapshot)
+    def with_snapshots(self, snapshots: model.Snapshots) -> "GpuEntries":
+        """Return the entries with other snapshots."""
+        return dataclasses.replace(self, snapshots=snapshots)
 
     def to_data(self) -> dict[str, Any]:
         """Return the members of the journal's JSON."""
         data: dict[str, Any] = {}
-        if self.snapshot:
-            data["snapshot"] = snapshot_codec.to_data(self.snapshot)
+        if self.snapshots:
+            data["snapshot"] = snapshot_codec.to_data(self.snapshots)
         if self.has_stale_files:
             data["staleFiles"] = True
         if self.persistent_gpus:
@@ -83,7 +83,7 @@ class GpuEntries:
         if len(uuids) > _MAX_GPUS:
             raise ValueError(f"persistentGpus has {len(uuids)} UUIDs")
         return GpuEntries(
-            snapshot=snapshot_codec.from_data(data.get("snapshot", [])),
+            snapshots=snapshot_codec.from_data(data.get("snapshot", [])),
             has_stale_files=data.get("staleFiles") is True,
             # Only UUIDs of observed GPUs have an effect, so other texts are harmless.
             persistent_gpus=tuple(uuids),
@@ -124,7 +124,7 @@ class Journal:
     @property
     def needs_undo(self) -> bool:
         """Whether node, host or GPUs must be restored: a run is under way, or was interrupted."""
-        return not self.has_only_gpu_entries or bool(self.gpus.snapshot)
+        return not self.has_only_gpu_entries or bool(self.gpus.snapshots)
 
     @property
     def has_only_persistence(self) -> bool:
@@ -144,14 +144,14 @@ class Journal:
     @property
     def without_creations(self) -> "Journal":
         """The journal without the instances that its change created, which restore nothing."""
-        snapshot = tuple(dataclasses.replace(each, created=None) for each in self.gpus.snapshot)
-        return dataclasses.replace(self, gpus=self.gpus.with_snapshot(snapshot))
+        snapshots = tuple(dataclasses.replace(each, created=None) for each in self.gpus.snapshots)
+        return dataclasses.replace(self, gpus=self.gpus.with_snapshots(snapshots))
 
     def remaining(self, end: node_entries.RunEnd) -> "Journal":
         """Return what stays at the end of a run: always the entries of the host and the GPUs."""
         return dataclasses.replace(
             self,
-            applied_before=self.applied_before if self.gpus.snapshot else "",
+            applied_before=self.applied_before if self.gpus.snapshots else "",
             is_draining=end is node_entries.RunEnd.DRAIN_RETRIED,
             has_evicted=False,
             node=self.node.remaining(end),
@@ -241,7 +241,7 @@ def patch_between(
 ) -> node_object.NodePatch:
     """Return the patch of the Node that belongs to a change of the journal's entries."""
     labels: dict[str, str | None] = {}
-    if after.gpus.snapshot and after.gpus.snapshot != before.gpus.snapshot:
+    if after.gpus.snapshots and after.gpus.snapshots != before.gpus.snapshots:
         labels[well_known.APPLIED_LABEL] = None
     elif before.applied_before and not after.applied_before:
         labels[well_known.APPLIED_LABEL] = before.applied_before

@@ -19,7 +19,7 @@ class VerifiedLayout:
     layout: str
     content_hash: str
     boot_id: str  # the boot in which it was verified
-    snapshot: tuple[model.GpuSnapshot, ...]
+    snapshots: tuple[model.GpuSnapshot, ...]
     """The GPUs of the node without a pending mode, even if the layout does not select them."""
     gpus: tuple[model.Gpu, ...] = ()
     """All GPUs, with the UUIDs of their devices in that boot, as far as known."""
@@ -35,7 +35,7 @@ class VerifiedLayout:
                 "config": self.layout,
                 "configHash": self.content_hash,
                 "bootId": self.boot_id,
-                "snapshot": snapshot_codec.to_data(self.snapshot),
+                "snapshot": snapshot_codec.to_data(self.snapshots),
                 "inventory": inventory_codec.to_data(self.gpus, has_devices=True),
                 "earlier": dict(self.earlier),
                 "covered": self.covered,
@@ -59,7 +59,7 @@ class VerifiedLayout:
             layout=json_text.string(data, "config", ""),
             content_hash=json_text.string(data, "configHash", ""),
             boot_id=json_text.string(data, "bootId", ""),
-            snapshot=snapshot_codec.from_data(data.get("snapshot")),
+            snapshots=snapshot_codec.from_data(data.get("snapshot")),
             gpus=gpus,
             covered=tuple(json_text.string_list(data, "covered")),
             # Only named to people.

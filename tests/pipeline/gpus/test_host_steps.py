@@ -258,8 +258,8 @@ def test_verified_layouts_are_kept_for_the_next_boot() -> None:
         (ALL_1G, "boot-1", (first, second)),
         ("all-balanced", "boot-1", (second,)),
     ]
-    assert {gpu.uuid for gpu in kept[1].snapshot} == {gpu.uuid for gpu in rig.gpus}
-    assert ends.is_as_before(rig, kept[1].snapshot)
+    assert {gpu.uuid for gpu in kept[1].snapshots} == {gpu.uuid for gpu in rig.gpus}
+    assert ends.is_as_before(rig, kept[1].snapshots)
 
 
 def test_a_layout_that_fails_is_not_kept() -> None:

@@ -111,8 +111,8 @@ def test_the_boot_unit_keeps_the_mode_that_a_reboot_activated(
     )
 
     pending = {gpu.uuid for gpu in rig.gpus if gpu.has_pending_mode}
-    assert [gpu.uuid for gpu in kept.snapshot] == [gpu.uuid for gpu in rig.gpus]
-    assert {gpu.uuid for gpu in rig.gpus} - {gpu.uuid for gpu in now.snapshot} == pending != set()
+    assert [gpu.uuid for gpu in kept.snapshots] == [gpu.uuid for gpu in rig.gpus]
+    assert {gpu.uuid for gpu in rig.gpus} - {gpu.uuid for gpu in now.snapshots} == pending != set()
 
 
 def test_a_reboot_activates_no_mode_of_an_older_rollback_that_was_refused() -> None:

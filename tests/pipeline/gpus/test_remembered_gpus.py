@@ -24,7 +24,7 @@ def spoil_inventory(rig: node_rig.NodeRig) -> None:
     data = json.loads(rig.verified_layout_file.text or "")
     data["inventory"]["gpus"][0]["devices"].pop()
     rig.verified_layout_file.text = json.dumps(data)
-    assert verified_layouts.VerifiedLayout.from_json(rig.verified_layout_file.text or "").snapshot
+    assert verified_layouts.VerifiedLayout.from_json(rig.verified_layout_file.text or "").snapshots
 
 
 def spoil(rig: node_rig.NodeRig) -> None:

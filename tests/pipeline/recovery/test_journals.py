@@ -54,12 +54,12 @@ def test_the_snapshot_of_a_journal_outlives_its_text() -> None:
         node=node_entries.NodeEntries(advertisers=frozenset({well_known.PLUGIN_DEPLOY_LABEL})),
     )
     snapshot = tuple(gpu.snapshot for gpu in rig.gpus)
-    journal = dataclasses.replace(without_gpus, gpus=journals.GpuEntries(snapshot=snapshot))
+    journal = dataclasses.replace(without_gpus, gpus=journals.GpuEntries(snapshots=snapshot))
 
     again = journals.Journal.from_json(journal.to_json())
 
     assert dataclasses.replace(again, gpus=journals.GpuEntries()) == without_gpus
-    assert gpu_values.geometry(again.gpus.snapshot) == gpu_values.geometry(rig.gpus)
+    assert gpu_values.geometry(again.gpus.snapshots) == gpu_values.geometry(rig.gpus)
     assert len(journal.to_json()) < 1024 * len(rig.gpus)
 
 

@@ -50,7 +50,7 @@ def test_instance_that_the_interrupted_change_did_not_create_stays() -> None:
         for text in rig.node_object.event_messages
     )
     journal = rig.node_object.journal
-    assert journal.gpus.snapshot
+    assert journal.gpus.snapshots
     assert not journal.node.has_reconfiguring_taint
     assert successor.restore_without_request()
 
@@ -86,7 +86,7 @@ def node_with_lost_gpu() -> tuple[node_rig.NodeRig, model.GpuSnapshot]:
     # As a reset leaves it.
     rig.gpus = gpu_values.without_instances(rig.gpus, 0)
     journal = journals.Journal(
-        layout="all-1g.5gb", gpus=journals.GpuEntries(snapshot=(lost.snapshot,))
+        layout="all-1g.5gb", gpus=journals.GpuEntries(snapshots=(lost.snapshot,))
     )
     rig.node_object.annotations[well_known.JOURNAL_ANNOTATION] = journal.to_json()
     return rig, lost.snapshot
@@ -103,7 +103,7 @@ mig-configs:
 def pending(rig: node_rig.NodeRig) -> tuple[str, ...]:
     text = rig.node_object.annotations.get(well_known.JOURNAL_ANNOTATION)
     return (
-        tuple(gpu.uuid for gpu in journals.Journal.from_json(text).gpus.snapshot) if text else ()
+        tuple(gpu.uuid for gpu in journals.Journal.from_json(text).gpus.snapshots) if text else ()
     )
 
 
@@ -166,10 +166,10 @@ def test_a_rollback_that_is_refused_again_emits_no_event() -> None:
     assert agents.undo(rig)
     assert rig.node_object.events.count("Recovered") == 1
     journal = rig.node_object.journal
-    first, *others = journal.gpus.snapshot
+    first, *others = journal.gpus.snapshots
     gone = model.Creation(rig.gpus[0].gpu_instances[0].profile, model.Placement(6, 1))
     first = dataclasses.replace(first, created=(*(first.created or ()), gone))
-    journal = dataclasses.replace(journal, gpus=journal.gpus.with_snapshot((first, *others)))
+    journal = dataclasses.replace(journal, gpus=journal.gpus.with_snapshots((first, *others)))
     rig.node_object.annotations[well_known.JOURNAL_ANNOTATION] = journal.to_json()
 
     assert agents.undo(rig)
@@ -180,7 +180,7 @@ def test_a_rollback_that_is_refused_again_emits_no_event() -> None:
 def test_a_rollback_that_a_pod_prevents_pauses_no_device_plugin() -> None:
     rig = nodes.node(layout="all-1g.5gb")
     before = nodes.node(layout="all-balanced").gpus[0].snapshot
-    journal = journals.Journal(layout="all-1g.5gb", gpus=journals.GpuEntries(snapshot=(before,)))
+    journal = journals.Journal(layout="all-1g.5gb", gpus=journals.GpuEntries(snapshots=(before,)))
     rig.node_object.annotations = {well_known.JOURNAL_ANNOTATION: journal.to_json()}
     rig.pods.add("new", devices=frozenset({rig.gpus[0].mig_uuids[0]}))
     pods = dict(rig.pods)

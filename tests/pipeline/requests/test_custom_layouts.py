@@ -230,7 +230,7 @@ def test_killed_run_is_resumed_only_for_the_same_annotation(*, is_same: bool) ->
     for index, rig, before in strikes.kills(nodes.busy_node, request_custom):
         was_closed = rig.node_object.has_reconfiguring_taint
         text = rig.node_object.annotations.get(well_known.JOURNAL_ANNOTATION)
-        was_changing = bool(text and journals.Journal.from_json(text).gpus.snapshot)
+        was_changing = bool(text and journals.Journal.from_json(text).gpus.snapshots)
         requested = custom_layout() if is_same else custom_layout(BALANCED)
 
         successor = agents.start(rig, "custom", custom=requested, settings=ON)

@@ -73,7 +73,7 @@ def test_each_mark_of_a_change_makes_a_node_disrupted(mark: dict[str, Any]) -> N
     assert slots.is_disrupted(dataclasses.replace(cordoned, **mark))
     assert not slots.is_disrupted(cordoned)
     snapshot = tuple(gpu.snapshot for gpu in samples.balanced_gpu())
-    waiting = journal(gpus=journals.GpuEntries(snapshot=snapshot))
+    waiting = journal(gpus=journals.GpuEntries(snapshots=snapshot))
     assert not slots.is_disrupted(dataclasses.replace(cordoned, annotations=waiting))
 
 

@@ -19,7 +19,7 @@ TAINTED = dataclasses.replace(NOTHING, applied_before="old", node=TAINT)
 PAUSING = dataclasses.replace(
     TAINTED, node=dataclasses.replace(TAINT, paused_labels={DCGM: "true"})
 )
-EXECUTING = dataclasses.replace(PAUSING, gpus=journals.GpuEntries(snapshot=(GPU,)))
+EXECUTING = dataclasses.replace(PAUSING, gpus=journals.GpuEntries(snapshots=(GPU,)))
 SLICED, WHOLE = (
     node_entries.NodeEntries(plugin_config=node_entries.PluginConfig(before=None, now=now))
     for now in ("sliced", "whole")
