@@ -255,8 +255,7 @@ class AttemptSeries:
             LockedError: Another manager is at work; nothing was restored.
         """
         request = layout_request.Request(layout=key.layout, annotation_hash=key.annotation_hash)
-        with self.start_attempt(request) as attempt, attempt.hold_lock(why):
-            attempt.recorder.take_over()
+        with self.start_attempt(request) as attempt, attempt.hold_journal(why):
             why = messages.join(why, services_and_hooks.restore(attempt))
             attempt.recorder.finish(outcomes.failure(reasons.Reason.INTERRUPTED, why))
 

@@ -1,8 +1,9 @@
 """One attempt at a request, and the state that its phases share."""
 
+import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 from mig_manager import reasons
@@ -105,6 +106,19 @@ class Attempt(node_context.NodeContext):
             sleep=self.cancel.wait,
             backoff=self.settings.backoff,
         )
+
+    @contextlib.contextmanager
+    def hold_journal(self, doing: str, wait: timing.Wait | None = None) -> Iterator[None]:
+        """Hold the node's lock in the context as ``hold_lock``, with the entries of earlier runs.
+
+        Raises:
+            ClusterError: On entering: the API refused or does not answer.
+            LockedError: On entering: another manager had the lock until the deadline.
+            Superseded: On entering: the wait was interrupted.
+        """
+        with self.hold_lock(doing, wait):
+            self.recorder.take_over()
+            yield
 
     def until_solved(
         self, find: Callable[[pod_object.Pods], _Problem], timeout_s: float

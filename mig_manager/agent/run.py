@@ -50,9 +50,8 @@ def run(attempt: attempts.Attempt) -> outcomes.Outcome:
             slots.wait(attempt)
             wait = attempt.new_wait(attempt.settings.lock_timeout_s)
             locked.enter_context(
-                attempt.hold_lock(f"applying layout {attempt.request.layout}", wait)
+                attempt.hold_journal(f"applying layout {attempt.request.layout}", wait)
             )
-            attempt.recorder.take_over()
             # The interrupted run may be another agent's, unknown before.
             slots.take_again(attempt)
         except (errors.ClusterError, errors.LockedError) as error:

@@ -88,8 +88,7 @@ def undo_interrupted(attempt: attempts.Attempt) -> None:
         LockedError: Another manager is at work; nothing was undone.
     """
     name = attempt.request.layout or "a layout"
-    with attempt.hold_lock(f"undoing an interrupted change to {name}"):
-        attempt.recorder.take_over()
+    with attempt.hold_journal(f"undoing an interrupted change to {name}"):
         before = attempt.journal
         result = undo(attempt)
         if before.gpus.has_stale_files:
