@@ -12,7 +12,6 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from mig_manager.cli.commands import demo as command
 from mig_manager.sandbox import ending
 from tests.rigs import programs, waiting
 from tests.rigs.shell import plugin_rig
@@ -308,10 +307,3 @@ def test_demo_ignores_another_mig_manager_in_the_current_folder(
 
     assert process.wait(TIMEOUT_S) == 0
     demo.assert_nothing_left()
-
-
-def test_only_a_terminal_that_may_lack_the_program_is_given_its_path() -> None:
-    assert command._path_exports({"PATH": str(plugin_rig.BIN)}, is_kept=False) == ()
-    for path, is_kept in (("/nowhere", False), (str(plugin_rig.BIN), True)):
-        (export,) = command._path_exports({"PATH": path}, is_kept=is_kept)
-        assert str(plugin_rig.BIN) in export
