@@ -14,7 +14,7 @@ def of(report: node_reports.NodeReport) -> tuple[model.ObservedGpus, str]:
     name = labels.get(discovery_labels.PRODUCT, "").removesuffix("-SHARED")
     count = labels.get(discovery_labels.COUNT, "1")
     # With strategy single, GPU feature discovery counts MIG devices, not GPUs.
-    if not name or "-MIG-" in name:
+    if not name or "-MIG-" in name or count == "0":
         return model.NO_GPUS, "no agent and no label shows its GPUs"
     is_count = count.isascii() and count.isdecimal() and len(count) <= len(str(hardware.MAX_GPUS))
     number = int(count) if is_count else 1

@@ -209,7 +209,12 @@ def test_layouts_of_nodes_and_of_a_chosen_file_are_completed(
 PARTITIONED = {"nvidia.com/gpu.product": "NVIDIA-A30-MIG-1g.6gb", "nvidia.com/gpu.count": "4"}
 
 
-@pytest.mark.parametrize("labels", [{}, PARTITIONED], ids=["none", "MIG devices"])
+WITHOUT_GPUS = {"nvidia.com/gpu.product": "NVIDIA-A30", "nvidia.com/gpu.count": "0"}
+
+
+@pytest.mark.parametrize(
+    "labels", [{}, PARTITIONED, WITHOUT_GPUS], ids=["none", "MIG devices", "no GPU"]
+)
 def test_a_node_that_is_missing_or_shows_no_gpus_fails_in_a_line(
     empty_cluster: plugin_rig.KubectlUser, labels: dict[str, str]
 ) -> None:
@@ -219,5 +224,6 @@ def test_a_node_that_is_missing_or_shows_no_gpus_fails_in_a_line(
     answer = empty_cluster.run_plugin("layouts", "plain")
     assert answer.status == 1
     assert answer.out.startswith("plain: 0 layouts")
+    assert "no agent and no label shows its GPUs" in answer.out
     assert "can be generated" not in answer.out
     assert empty_cluster.complete("layouts", "").out.splitlines()[0] == "plain"
