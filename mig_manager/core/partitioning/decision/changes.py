@@ -92,8 +92,8 @@ class Changes:
     ) -> bool:
         """Add a change, unless its agent has just failed this layout.
 
-        A layout that may succeed later is requested again after ``ROOM_TIMEOUT_S``. Its text
-        differs, because the agent ignores an equal annotation.
+        A layout that may succeed later is requested again after a while. Its text differs, because
+        the agent ignores an equal annotation.
         """
         node = self._nodes[position]
         try:
@@ -131,16 +131,11 @@ class Changes:
         return True
 
     def _repeats_failure(self, node: partitioned_nodes.PartitionedNode, content_hash: str) -> bool:
-        """Return whether a layout would repeat a failure of a node's agent too early.
-
-        Two layouts that fail in turn must not keep a third from its pods.
-        """
-        failed_at = self._situation.history.failed.get(node.name, {}).get(content_hash)
-        if content_hash == node.agent.failed_hash:
-            failed_at = node.times.finished_at
-            if failed_at is None or not node.agent.is_repeatable:
-                return True
-        return failed_at is not None and self._situation.is_recent(failed_at)
+        """Return whether a layout would repeat a failure of a node's agent too early."""
+        is_last = content_hash == node.agent.failed_hash
+        if is_last and not (node.agent.is_repeatable and node.times.finished_at):
+            return True
+        return content_hash in self._situation.failures(node)
 
 
 def is_under_change(node: partitioned_nodes.PartitionedNode, *, now: dt.datetime) -> bool:

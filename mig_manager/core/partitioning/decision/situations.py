@@ -60,7 +60,7 @@ class Situation:
         return (self.now - since).total_seconds()
 
     def is_recent(self, since: dt.datetime) -> bool:
-        """Return whether room since then is kept, or a failure then is not repeated yet."""
+        """Return whether room since then is kept."""
         return self.age_s(since) <= decisions.ROOM_TIMEOUT_S
 
     def cooldown_left_s(self, node: partitioned_nodes.PartitionedNode) -> float:
@@ -122,7 +122,7 @@ class Situation:
         }
         return History(
             requests=self._earlier_requests() | requests,
-            failed={node.name: self._failures(node) for node in nodes},
+            failed={node.name: self.failures(node) for node in nodes},
             demand_at={
                 name: before.demand_at.get(name, now)
                 if name not in with_demand and before.allocated.get(name) == amounts
@@ -151,15 +151,24 @@ class Situation:
             if node.name in requests
         }
 
-    def _failures(self, node: partitioned_nodes.PartitionedNode) -> Mapping[str, dt.datetime]:
-        """Return the recent failures of a node's agent since it last applied a layout."""
+    def failures(self, node: partitioned_nodes.PartitionedNode) -> Mapping[str, dt.datetime]:
+        """Return when a node's agent failed the layouts that are not repeated yet.
+
+        The last one is repeated after ``ROOM_TIMEOUT_S``, the one before after twice as long, and
+        so on: however many layouts fail one after the other, another one comes before they repeat.
+        Empty if the agent has applied a layout since.
+        """
         if not (node.agent.failed_hash or self._is_being_changed(node)):
             return {}
-        before = self.history.failed.get(node.name, {})
-        failures = {key: at for key, at in before.items() if self.is_recent(at)}
+        failures = dict(self.history.failed.get(node.name, {}))
         if node.agent.failed_hash and node.times.finished_at:
             failures[node.agent.failed_hash] = node.times.finished_at
-        return failures
+        last_first = sorted(failures.items(), key=lambda each: each[1], reverse=True)
+        return {
+            content_hash: at
+            for number, (content_hash, at) in enumerate(last_first, 1)
+            if self.age_s(at) <= number * decisions.ROOM_TIMEOUT_S
+        }
 
     def _is_being_changed(self, node: partitioned_nodes.PartitionedNode) -> bool:
         """Return whether a node's agent works on a request, or may not have noticed it yet."""
