@@ -19,6 +19,7 @@ from typing import TextIO
 _CHUNK = select.PIPE_BUF
 """Bytes that a writable pipe takes as a whole (pipe(7)); poll(2) reports no smaller room."""
 _REOPENED = stat.S_IFIFO, stat.S_IFCHR
+_DROPPED = "{} lines could not be written before this one"
 _ERASED = "\r\x1b[K"  # the cursor's line is empty, and the cursor at its start (ECMA-48: EL)
 
 
@@ -39,10 +40,6 @@ class LineWriter:
         stream: Usually standard error.
         journal_stream: The variable ``JOURNAL_STREAM`` of the environment. Where it names this
             stream, journald reads it, and each line carries its priority (sd-daemon(3)).
-
-    Attributes:
-        notice: Renders the line that reports how many lines were dropped, once the stream is
-            writable again.
     """
 
     dropped = 0
@@ -57,7 +54,6 @@ class LineWriter:
         self._is_shown = False
         self._is_journal = False
         self._write_some = self._write_to_stream
-        self.notice: Callable[[int], str] = "{} lines could not be written before this one".format
         with contextlib.suppress(OSError, ValueError):
             self._use_descriptor(stream.fileno(), journal_stream)
 
@@ -67,10 +63,18 @@ class LineWriter:
             LineWriter.dropped += 1
             self._unreported += 1
 
-    def put(self, text: str, priority: Priority = Priority.INFO) -> None:
-        """Write lines that belong together, the last without newline; drop them if impossible."""
+    def put(
+        self,
+        text: str,
+        priority: Priority = Priority.INFO,
+        render_dropped: Callable[[int], str] = _DROPPED.format,
+    ) -> None:
+        """Write lines that belong together, the last without newline; drop them if impossible.
+
+        If lines were dropped before, ``render_dropped`` renders a line with their number.
+        """
         with self._lock:
-            if self._unreported and self._put(self.notice(self._unreported), Priority.WARNING):
+            if self._unreported and self._put(render_dropped(self._unreported), Priority.WARNING):
                 self._unreported = 0
             if self._unreported or not self._put(text, priority):
                 self.drop()

@@ -44,7 +44,9 @@ def configure(*, level: str, is_json: bool, lines: line_writer.LineWriter) -> No
             rendered = processor(None, "warning", rendered)
         return str(rendered)
 
-    lines.notice = lambda count: write("log_lines_dropped", count=count)
+    def render_dropped(count: int) -> str:
+        return write("log_lines_dropped", count=count)
+
     logger: Any = structlog.make_filtering_bound_logger(threshold)
 
     class NeverRaising(logger):  # type: ignore[misc]
@@ -57,7 +59,7 @@ def configure(*, level: str, is_json: bool, lines: line_writer.LineWriter) -> No
                 lines.drop()
 
     writers = {
-        method: functools.partial(lines.put, priority=priority)
+        method: functools.partial(lines.put, priority=priority, render_dropped=render_dropped)
         for method, priority in _PRIORITIES.items()
     }
     structlog.configure(

@@ -8,8 +8,15 @@ import collections
 import dataclasses
 import enum
 from collections.abc import Sequence
+from typing import NamedTuple
 
-from mig_manager.core.fleet import fleet_nodes, goals, node_amounts, node_progress
+from mig_manager.core.fleet import (
+    fleet_nodes,
+    goals,
+    node_amounts,
+    node_progress,
+    progress_tracker,
+)
 
 
 class RolloutPhase(enum.Enum):
@@ -68,41 +75,48 @@ class RolloutDecision:
         return {state.value: counted[state] for state in node_progress.NodeProgressState}
 
 
+class _Rest(NamedTuple):
+    """How long no node's state has changed."""
+
+    states: tuple[node_progress.NodeProgressState | None, ...] = ()
+    """None: a failure, of any kind; no states while a node is moving or awaited."""
+    since_s: float = 0.0
+
+
 class Rollout:
     """Decides after every read of the nodes; measures their durations."""
 
     def __init__(self, goal: goals.RolloutGoal, limits: goals.RolloutLimits) -> None:
         self._goal = goal
         self._limits = limits
-        self._histories: dict[str, node_progress.NodeHistory] = {}
-        self._tracker = node_progress.NodeProgressTracker(goal, limits)
+        self._memories: dict[str, progress_tracker.NodeMemory] = {}
+        self._tracker = progress_tracker.ProgressTracker(goal, limits)
         self._has_begun = False
-        self._rest: tuple[object, float] = ((), 0.0)
-        """The states of nodes at rest, and since when; empty while a node is moving."""
+        self._rest = _Rest()
 
     def record_request(self, name: str) -> None:
         """Record that a node's label was written."""
-        self._histories[name] = dataclasses.replace(self._histories[name], is_requested=True)
+        self._memories[name] = dataclasses.replace(self._memories[name], is_requested=True)
 
     def record_withdrawal(self, name: str) -> None:
         """Record that a node's previous request was restored."""
-        self._histories[name] = dataclasses.replace(self._histories[name], is_withdrawn=True)
+        self._memories[name] = dataclasses.replace(self._memories[name], is_withdrawn=True)
 
     def decide(self, nodes: Sequence[fleet_nodes.FleetNode], now_s: float) -> RolloutDecision:
         """Decide the next actions for the selected nodes; ``now_s`` is monotonic."""
         by_name = {node.name: node for node in sorted(nodes, key=lambda node: node.order)}
-        advanced: list[node_progress.Advanced] = []
-        omitted: list[node_progress.Advanced] = []
+        advanced: list[progress_tracker.Advanced] = []
+        omitted: list[progress_tracker.Advanced] = []
         for node in by_name.values():
-            history = self._tracker.follow(self._histories.get(node.name), node)
-            if self._goal.includes(node) or history.has_joined:
+            memory = self._tracker.follow(self._memories.get(node.name), node)
+            if self._goal.includes(node) or memory.has_joined:
                 advanced.append(
-                    self._tracker.advance(history, node, now_s, has_begun=self._has_begun)
+                    self._tracker.advance(memory, node, now_s, has_begun=self._has_begun)
                 )
             else:
-                omitted.append(self._tracker.omit(history, node, now_s))
+                omitted.append(self._tracker.omit(memory, node, now_s))
         progress = [each for _, each in advanced]
-        self._histories.update((each.name, history) for history, each in (*advanced, *omitted))
+        self._memories.update((each.name, memory) for memory, each in (*advanced, *omitted))
         self._has_begun = True
         is_moving = any(map(self._is_moving, advanced))
         # A node that fails repeatedly changes often, but never lets another node start.
@@ -114,9 +128,9 @@ class Rollout:
             if is_awaiting
             else tuple(None if p.state in node_progress.BAD else p.state for p in progress)
         )
-        if is_awaiting or states != self._rest[0]:
-            self._rest = states, now_s
-        phase = self._phase(progress, is_moving=is_moving, rest_s=now_s - self._rest[1])
+        if is_awaiting or states != self._rest.states:
+            self._rest = _Rest(states, now_s)
+        phase = self._phase(progress, is_moving=is_moving, rest_s=now_s - self._rest.since_s)
         if not nodes:
             # All were removed from the cluster, or from the selection.
             phase = RolloutPhase.FAILED
@@ -126,12 +140,12 @@ class Rollout:
             max_unavailable=node_amounts.scale(
                 self._limits.max_unavailable, sum(node.has_published for node in nodes)
             ),
-            failures=tuple(history.failure for history, _ in advanced if history.failure),
+            failures=tuple(memory.failure for memory, _ in advanced if memory.failure),
             withdraw=tuple(
                 each.name
-                for history, each in advanced
+                for memory, each in advanced
                 if each.state is node_progress.NodeProgressState.NO_RESPONSE
-                and self._tracker.is_ours(history, by_name[each.name])
+                and self._tracker.is_ours(memory, by_name[each.name])
             ),
             others=tuple(each.name for _, each in omitted if each.is_unavailable),
         )
@@ -142,18 +156,18 @@ class Rollout:
         phase = RolloutPhase.ROLLING if start else phase
         return dataclasses.replace(decision, phase=phase, start=start)
 
-    def _is_moving(self, pair: node_progress.Advanced) -> bool:
-        history, progress = pair
-        if self._limits.pauses and history.has_failed:
+    def _is_moving(self, pair: progress_tracker.Advanced) -> bool:
+        memory, progress = pair
+        if self._limits.pauses and memory.has_failed:
             return False
         return progress.state is node_progress.NodeProgressState.PENDING or (
             progress.is_retried and progress.seconds < self._limits.node_timeout_s
         )
 
-    def _is_awaiting(self, pair: node_progress.Advanced, now_s: float) -> bool:
+    def _is_awaiting(self, pair: progress_tracker.Advanced, now_s: float) -> bool:
         """Return whether another request may finish in time, so that a node can start."""
-        history, progress = pair
-        since_s = history.unfinished.since_s if history.unfinished else now_s
+        memory, progress = pair
+        since_s = memory.unfinished.since_s if memory.unfinished else now_s
         return progress.is_reserved and now_s - since_s < self._limits.node_timeout_s
 
     def _phase(
@@ -161,7 +175,7 @@ class Rollout:
     ) -> RolloutPhase:
         has_more = any(p.state is node_progress.NodeProgressState.TO_DO for p in progress)
         pauses = self._limits.pauses and any(
-            history.has_failed for history in self._histories.values()
+            memory.has_failed for memory in self._memories.values()
         )
         if pauses and (has_more or is_moving):
             return RolloutPhase.PAUSING if is_moving else RolloutPhase.PAUSED
