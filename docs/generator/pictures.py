@@ -19,7 +19,7 @@ from mig_manager.core.display import styles
 from mig_manager.core.fleet import fleet_nodes, node_reports, overview
 from mig_manager.core.layout import available_layouts
 from mig_manager.core.layout import config as layouts
-from mig_manager.core.objects import pod_object, well_known
+from mig_manager.core.objects import pod_object, pod_parser, well_known
 from mig_manager.core.records import inventory_codec
 
 _TIME = re.compile(r"\d+\.\d\d s")
@@ -115,7 +115,7 @@ def top() -> str:
     def pods(node: str, profile: str, count: int) -> list[pod_object.Pod]:
         container = {"name": "c", "resources": {"limits": {f"nvidia.com/{profile}": "1"}}}
         return [
-            pod_object.parse_pod(
+            pod_parser.parse(
                 {
                     "metadata": {"name": f"{profile}-{i}", "namespace": "ml", "uid": f"{i}"},
                     "spec": {"nodeName": node, "containers": [container]},

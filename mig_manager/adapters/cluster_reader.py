@@ -16,7 +16,7 @@ from mig_manager.core import messages
 from mig_manager.core.fleet import fleet_nodes, node_moments, node_reports
 from mig_manager.core.layout import config, layout_documents
 from mig_manager.core.node.devices import device_classes
-from mig_manager.core.objects import api_values, pod_object, well_known
+from mig_manager.core.objects import api_values, pod_object, pod_parser, well_known
 
 _NODES = "/api/v1/nodes"
 _PODS = "/api/v1/pods"
@@ -136,7 +136,7 @@ class ClusterReader:
         by_node: dict[str, list[pod_object.Pod]] = {name: [] for name in names}
         for selector in selectors:
             query = {"fieldSelector": selector}
-            for pod in rest.list_items(self._get, _PODS, query, pod_object.parse_pod):
+            for pod in rest.list_items(self._get, _PODS, query, pod_parser.parse):
                 if pod.node_name in by_node and (pod.gpu_resources or pod.has_claims):
                     by_node[pod.node_name].append(pod)
         return {name: tuple(pods) for name, pods in by_node.items()}
@@ -144,7 +144,7 @@ class ClusterReader:
     def every_gpu_pod(self) -> pod_object.Pods:
         """Return the running or pending pods that request GPUs, also without a node yet."""
         query = {"fieldSelector": "status.phase!=Succeeded,status.phase!=Failed"}
-        pods = rest.list_items(self._get, _PODS, query, pod_object.parse_pod)
+        pods = rest.list_items(self._get, _PODS, query, pod_parser.parse)
         return tuple(pod for pod in pods if pod.gpu_resources or pod.has_claims)
 
     def device_classes(self) -> tuple[device_classes.DeviceClass, ...]:

@@ -9,7 +9,7 @@ import datetime as dt
 from typing import TYPE_CHECKING
 
 from mig_manager import errors, reasons
-from mig_manager.core.files import yaml_tree
+from mig_manager.core.files import yaml_text
 from mig_manager.core.fleet import cluster_plan, fleet_nodes, node_reports
 from mig_manager.core.layout import custom_layouts, layout_documents, layouts
 from mig_manager.core.objects import node_object, well_known
@@ -125,7 +125,7 @@ def annotation(layout: layouts.Layout, now: dt.datetime) -> str:
     The layout keeps its name, which may say that it never evicts.
     """
     document = layout_documents.render([layout])
-    return f"# kubectl mig apply, {now.isoformat()}\n{yaml_tree.dump(document)}"
+    return f"# kubectl mig apply, {now.isoformat()}\n{yaml_text.dump(document)}"
 
 
 def _notes(node: fleet_nodes.FleetNode) -> list[str]:

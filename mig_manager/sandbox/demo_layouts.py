@@ -3,7 +3,7 @@
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from mig_manager.core import model
-from mig_manager.core.files import yaml_tree
+from mig_manager.core.files import yaml_text
 from mig_manager.core.layout import layout_documents, selection
 
 ONE_SLICE = "demo-one-slice-changed"
@@ -34,7 +34,7 @@ def render(
         smallest = {gpu.uuid: _smallest(gpu, 1) for gpu in gpus if gpu.profiles}
         too_much = {uuid: {row.profile: 1 + len(row.placements)} for uuid, row in smallest.items()}
         extra[TOO_MUCH] = _rules(gpus, too_much)
-    text = yaml_tree.dump(extra) if extra else ""
+    text = yaml_text.dump(extra) if extra else ""
     return "".join(f"  {line}\n" for line in text.splitlines())
 
 

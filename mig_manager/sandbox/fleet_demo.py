@@ -15,7 +15,7 @@ from mig_manager.core import messages, timestamps
 from mig_manager.core.display import styles
 from mig_manager.core.fleet import fleet_nodes, node_reports, overview
 from mig_manager.core.node.devices import resources
-from mig_manager.core.objects import pod_object, well_known
+from mig_manager.core.objects import pod_parser, well_known
 from mig_manager.core.records import run_status
 from mig_manager.sandbox import demo, demo_layouts, ending, machines, scenarios, stages
 from mig_manager.sandbox.node import cluster_view, manifests, objects
@@ -288,7 +288,7 @@ class _NodeBoard:
         listed = self._stage.cluster.list(cluster_view.WatchedKind.NODE)
         now = timestamps.parse(self._clock.now_iso())
         parsed = sorted(map(fleet_nodes.parse, listed), key=lambda node: node.name)
-        pods = map(pod_object.parse_pod, self._stage.cluster.list(cluster_view.WatchedKind.POD))
+        pods = map(pod_parser.parse, self._stage.cluster.list(cluster_view.WatchedKind.POD))
         assert now is not None  # noqa: S101 - our own format
         if not all(node.gpus_text for node in parsed):
             return ["  The agents are starting."]

@@ -9,7 +9,7 @@ from typing import Any
 import jsonschema
 
 import mig_manager
-from mig_manager.core.files import yaml_tree
+from mig_manager.core.files import yaml_text, yaml_tree
 from mig_manager.core.objects import well_known
 
 GOLDEN = pathlib.Path(__file__).parents[1] / "shipped/golden/v1"
@@ -71,7 +71,7 @@ def check(name: str, data: object) -> None:
 def check_output(text: str) -> None:
     """Fail if a command wrote an answer, or a layout file, that is not as its schema says."""
     if text.startswith(("{\n", "apiVersion: ", "version: ")):
-        data: Any = yaml_tree.plain(yaml_tree.parse(text, source="the answer"))
+        data: Any = yaml_tree.plain(yaml_text.parse(text, source="the answer"))
         is_of_kubernetes = data.get("apiVersion") == "v1"
         if "$schema" in data or is_of_kubernetes:
             return

@@ -12,7 +12,7 @@ from mig_manager.agent import agent_settings
 from mig_manager.cli import registry
 from mig_manager.cli.toolkit import parser
 from mig_manager.core import model
-from mig_manager.core.files import yaml_tree
+from mig_manager.core.files import yaml_text, yaml_tree
 from mig_manager.core.records import journals
 from mig_manager.sandbox.driver import state_file, states
 from tests.rigs.node import fakes, samples
@@ -98,7 +98,7 @@ def test_every_answer_can_be_had_as_json_and_yaml(shell: Shell, argv: tuple[str,
     as_json = shell(*argv, "-o", "json", *SPEC)
     as_yaml = shell(*argv, "-o", "yaml", *SPEC)
 
-    parsed = yaml_tree.plain(yaml_tree.parse(as_yaml.out, source="out"))
+    parsed = yaml_tree.plain(yaml_text.parse(as_yaml.out, source="out"))
     assert as_json.data == parsed
     assert (as_json.status, as_yaml.status) == (0, 0)
     if argv[0] in {"export", "generate-config"}:

@@ -19,12 +19,12 @@ import structlog
 
 from mig_manager import errors, reasons
 from mig_manager.adapters.host import files, programs, root_paths
-from mig_manager.core.files import yaml_tree
+from mig_manager.core.files import yaml_text, yaml_tree
 from mig_manager.core.settings import host_settings
 
 _REASON = reasons.Reason.DEVICE_FILES_FAILED
 _TOOL = "nvidia-ctk"
-_MAX_SPEC_BYTES = yaml_tree.MAX_CHARACTERS
+_MAX_SPEC_BYTES = yaml_text.MAX_CHARACTERS
 """Ten times the size for eight GPUs with seven instances each, in two naming strategies."""
 
 SPEC = "/var/run/cdi/nvidia.yaml"
@@ -226,7 +226,7 @@ def _documents(text: str, source: str) -> tuple[_Spec, ...]:
         if not part.strip():
             continue
         try:
-            data = yaml_tree.plain(yaml_tree.parse(part, source=source))
+            data = yaml_tree.plain(yaml_text.parse(part, source=source))
         except errors.ConfigError as error:
             raise errors.HostError(
                 f"{source} is not a CDI spec: {error.message}", reason=_REASON

@@ -13,7 +13,7 @@ from mig_manager.adapters import rest
 from mig_manager.adapters.kubernetes import api, collection, pod_claims, responses
 from mig_manager.core import timing
 from mig_manager.core.node import evictions, instance_use
-from mig_manager.core.objects import api_values, pod_object
+from mig_manager.core.objects import api_values, pod_object, pod_parser
 
 _BLOCKED = (http.HTTPStatus.TOO_MANY_REQUESTS, http.HTTPStatus.CONFLICT)
 _TRUSTED_S = 10.0
@@ -44,9 +44,7 @@ class KubeWorkloads:
         pods = self._watch.first_list() if self._watch else None
         if pods is None:
             query = {"fieldSelector": f"spec.nodeName={self._node_name}"}
-            pods = tuple(
-                rest.list_items(self._kube.get, "/api/v1/pods", query, pod_object.parse_pod)
-            )
+            pods = tuple(rest.list_items(self._kube.get, "/api/v1/pods", query, pod_parser.parse))
         self._listed_s = self._clock.monotonic()
         self._claims.forget_all_but({pod.uid for pod in pods})
         return self._claims.resolve(pods)
@@ -81,7 +79,7 @@ class KubeWorkloads:
         path = rest.api_path("/api/v1/namespaces", budget.namespace, "pods")
         selector = budget.label_selector
         query = {"labelSelector": selector} if selector else {}
-        pods = rest.list_items(self._kube.get, path, query, pod_object.parse_pod)
+        pods = rest.list_items(self._kube.get, path, query, pod_parser.parse)
         return tuple(pod for pod in pods if budget.covers(pod))
 
     def unbound(self, bound: pod_object.Pods) -> pod_object.Pods:
@@ -97,7 +95,7 @@ class KubeWorkloads:
                 self._kube.get,
                 rest.api_path("/api/v1/namespaces", claimant.namespace, "pods"),
                 {"fieldSelector": f"metadata.name={claimant.name}"},
-                pod_object.parse_pod,
+                pod_parser.parse,
             )
             # A claim stays reserved for a moment after the end of its pod.
             if pod.uid == claimant.uid and not pod.is_finished
@@ -244,7 +242,7 @@ class _StrictPods(collection.Collection[pod_object.Pod]):
 
 def _parse(item: Mapping[str, Any]) -> pod_object.Pod:
     with api_values.as_cluster_error("a pod"):
-        return pod_object.parse_pod(item)
+        return pod_parser.parse(item)
 
 
 def _path(pod: pod_object.Pod) -> str:

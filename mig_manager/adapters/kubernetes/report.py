@@ -14,7 +14,7 @@ from mig_manager.adapters import cluster_reader, rest
 from mig_manager.adapters.kubernetes import api, kube_node
 from mig_manager.core.files import json_text
 from mig_manager.core.node.daemons import mig_managers
-from mig_manager.core.objects import api_values, pod_object
+from mig_manager.core.objects import api_values, pod_parser
 
 _OUR_KEYS = ("nvidia.com/", "mig-manager.io/")
 _LOG = {"tailLines": "3000", "limitBytes": str(4 << 20), "timestamps": "true"}  # PodLogOptions
@@ -59,7 +59,7 @@ def agents(kube: api.KubeApi, node_name: str) -> tuple[Object, ...]:
     query = {"fieldSelector": f"spec.nodeName={node_name}"}
 
     def manager(item: Object) -> Object:
-        pod = pod_object.parse_pod(item)
+        pod = pod_parser.parse(item)
         return item if mig_managers.is_mig_manager(pod.labels, pod.container_names) else {}
 
     return tuple(filter(None, rest.list_items(kube.get, "/api/v1/pods", query, manager)))

@@ -7,7 +7,7 @@ import structlog
 from mig_manager import errors
 from mig_manager.agent import node_context
 from mig_manager.core import model
-from mig_manager.core.files import yaml_tree
+from mig_manager.core.files import yaml_text
 from mig_manager.core.layout import available_layouts, layout_documents, layout_list, layouts
 from mig_manager.core.objects import well_known
 
@@ -56,7 +56,7 @@ class LayoutReport:
         write = self._context.deps.write_layouts
         if write is None or fitting in (None, self._written):
             return
-        if write(yaml_tree.dump(layout_documents.render(fitting or ()))):
+        if write(yaml_text.dump(layout_documents.render(fitting or ()))):
             self._written = fitting
 
 

@@ -183,7 +183,7 @@ class Console:
             ConfigError: It cannot be read, or is invalid.
         """
         from mig_manager.adapters.host import files  # noqa: PLC0415 - not for every command
-        from mig_manager.core.files import yaml_tree  # noqa: PLC0415 - loads YAML
+        from mig_manager.core.files import yaml_text  # noqa: PLC0415 - loads YAML
         from mig_manager.core.layout import config  # noqa: PLC0415 - loads YAML
 
         if name != "-":
@@ -191,7 +191,7 @@ class Console:
             return config.parse(file.read(), source=source or name, is_lenient=is_lenient)
         try:
             # Read one character more than allowed, so that a longer file is refused.
-            text = self.stdin.read(yaml_tree.MAX_CHARACTERS + 1)
+            text = self.stdin.read(yaml_text.MAX_CHARACTERS + 1)
         except (OSError, UnicodeError) as error:
             raise errors.ConfigError(f"cannot read standard input: {error}") from error
         return config.parse(text, source="<stdin>", is_lenient=is_lenient)
@@ -323,10 +323,10 @@ def render(data: Mapping[str, object], output_format: node_settings.OutputFormat
     if output_format is node_settings.OutputFormat.JSON:
         return json.dumps(data, indent=2) + "\n"
 
-    from mig_manager.core.files import yaml_tree  # noqa: PLC0415 - loads YAML
+    from mig_manager.core.files import yaml_text  # noqa: PLC0415 - loads YAML
 
     # Mappings and words of any type become JSON's.
-    return yaml_tree.dump(json.loads(json.dumps(data)))
+    return yaml_text.dump(json.loads(json.dumps(data)))
 
 
 @contextlib.contextmanager

@@ -15,7 +15,7 @@ from typing import Any
 
 from mig_manager import errors, reasons
 from mig_manager.core import model
-from mig_manager.core.files import yaml_fields, yaml_tree
+from mig_manager.core.files import yaml_fields, yaml_text, yaml_tree
 
 VERSION = "v1"
 
@@ -102,7 +102,7 @@ def _device_data(gpu: model.Gpu) -> dict[str, Any]:
 
 
 def _devices(text: str, source: str) -> Iterator[SavedGpu]:
-    root = yaml_tree.parse(text, source=source)
+    root = yaml_text.parse(text, source=source)
     if root is None:
         start = errors.Location(source=source, line=1, column=1)
         raise errors.ConfigError("the checkpoint is empty", location=start)

@@ -5,7 +5,7 @@ import enum
 from collections.abc import Iterator, Mapping, Sequence
 
 from mig_manager import errors
-from mig_manager.core.files import yaml_fields, yaml_tree
+from mig_manager.core.files import yaml_fields, yaml_text, yaml_tree
 
 _VERSION = "v1"
 
@@ -38,7 +38,7 @@ MAX_TIMEOUT_S = 86400.0  # a day
 
 def parse(text: str, *, source: str) -> Table:
     """Parse a hooks file; ConfigError with location and correction if it is invalid."""
-    root = yaml_tree.parse(text, source=source)
+    root = yaml_text.parse(text, source=source)
     if root is None or yaml_tree.is_null(root):
         return {}
     what = f"a mapping with 'version: {_VERSION}' and 'hooks'"

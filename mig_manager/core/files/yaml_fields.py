@@ -5,7 +5,7 @@ from typing import NoReturn
 
 from mig_manager import errors
 from mig_manager.core import messages
-from mig_manager.core.files import yaml_tree
+from mig_manager.core.files import yaml_text, yaml_tree
 
 
 def fail(node: yaml_tree.Node, message: str) -> NoReturn:
@@ -15,7 +15,7 @@ def fail(node: yaml_tree.Node, message: str) -> NoReturn:
 
 def document(text: str, *, source: str, section: str, version: str) -> yaml_tree.Mapping | None:
     """Parse a document with ``version`` and one section; None if it is empty."""
-    root = yaml_tree.parse(text, source=source)
+    root = yaml_text.parse(text, source=source)
     if root is None or yaml_tree.is_null(root):
         return None
     top = mapping(root, f"expected a mapping with 'version: {version}' and '{section}'")

@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 
 from mig_manager import errors
 from mig_manager.core import model, profile_name
-from mig_manager.core.files import yaml_diagnostics, yaml_fields, yaml_tree
+from mig_manager.core.files import yaml_diagnostics, yaml_fields, yaml_text, yaml_tree
 from mig_manager.core.layout import gpu_selectors, layout_documents, layouts
 
 DOCUMENT_KEYS = ("version", "mig-configs")
@@ -46,7 +46,7 @@ def parse(text: str, *, source: str, is_lenient: bool = False) -> layout_documen
     diagnostics = yaml_diagnostics.Diagnostics(is_lenient=is_lenient)
     parsed: dict[str, layouts.Layout] = {}
     with diagnostics.continuing():
-        root = yaml_tree.parse(text, source=source, diagnostics=diagnostics)
+        root = yaml_text.parse(text, source=source, diagnostics=diagnostics)
         if root is not None and not yaml_tree.is_null(root):
             parsed = _layouts(root, diagnostics)
     diagnostics.raise_errors()

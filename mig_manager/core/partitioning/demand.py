@@ -20,7 +20,7 @@ from typing import Any
 from mig_manager.core import messages, model, timestamps
 from mig_manager.core.node.daemons import mig_managers
 from mig_manager.core.node.devices import resources
-from mig_manager.core.objects import api_values, pod_object, selectors, well_known
+from mig_manager.core.objects import api_values, pod_parser, selectors, well_known
 
 Amounts = tuple[tuple[str, int], ...]
 """Positive amounts by resource name, sorted: ``cpu`` in thousandths, others in units."""
@@ -287,7 +287,7 @@ def _is_ready_agent(
 
 def _amounts(spec: Mapping[str, Any]) -> Amounts:
     # Requests of the whole pod replace the sums of its containers.
-    peak = pod_object.peak(spec, lambda container: collections.Counter(_requests(container)))
+    peak = pod_parser.peak(spec, lambda container: collections.Counter(_requests(container)))
     total = collections.Counter({**peak, **_requests(spec)})
     total.update(_counter(spec.get("overhead")))
     total[_PODS] += 1

@@ -12,7 +12,7 @@ from mig_manager.core.display import styles
 from mig_manager.core.fleet import fleet_nodes, node_moments, node_reports
 from mig_manager.core.layout import config
 from mig_manager.core.node.devices import resources
-from mig_manager.core.objects import pod_object
+from mig_manager.core.objects import pod_parser
 from mig_manager.core.records import run_status
 from mig_manager.kubectl import node_history, node_plans, node_status
 from mig_manager.kubectl.commands import history, status
@@ -151,7 +151,7 @@ def test_pods_with_claims_are_named_separately() -> None:
     item = plugin_rig.pod("dra", "n1")
     item["metadata"]["uid"] = "u"
     item["spec"]["resourceClaims"] = [{"name": "gpu"}]
-    by_node = {"n1": (pod_object.parse_pod(item),)}
+    by_node = {"n1": (pod_parser.parse(item),)}
     shown = node_status.ClusterStatus(
         reports=(report((samples.gpu(samples.A100, "1g.5gb@0"),)),),
         pods=cluster_reader.Pods(by_node=by_node),

@@ -9,7 +9,7 @@ import pytest
 from mig_manager.core import model
 from mig_manager.core.display import styles
 from mig_manager.core.fleet import fleet_nodes, node_reports, overview
-from mig_manager.core.objects import pod_object, well_known
+from mig_manager.core.objects import pod_object, pod_parser, well_known
 from mig_manager.core.records import journals, run_status
 from tests.rigs import api_objects
 from tests.rigs.node import samples
@@ -59,7 +59,7 @@ def pod(name: str, profile: str, *, on: str = "a") -> pod_object.Pod:
     how: dict[str, Any] = (
         {"spec": claims} if profile == "claim" else {"limits": {f"nvidia.com/{profile}": 1}}
     )
-    return pod_object.parse_pod(api_objects.a_pod(name, node=on, **how))
+    return pod_parser.parse(api_objects.a_pod(name, node=on, **how))
 
 
 def drawn(

@@ -7,7 +7,7 @@ import yaml
 from hypothesis import strategies as st
 
 from mig_manager import errors
-from mig_manager.core.files import yaml_tree
+from mig_manager.core.files import yaml_text, yaml_tree
 
 SCALARS = (
     st.none()
@@ -29,16 +29,16 @@ DATA = st.recursive(
 def _both_parsers(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     # The library can come without its C part; everything must hold for either.
     if request.param == "Python":
-        monkeypatch.setattr(yaml_tree, "_Loader", yaml.SafeLoader)
+        monkeypatch.setattr(yaml_text, "_Loader", yaml.SafeLoader)
 
 
 def read(text: str) -> object:
-    return yaml_tree.plain(yaml_tree.parse(text, source="f"))
+    return yaml_tree.plain(yaml_text.parse(text, source="f"))
 
 
 def error_of(text: str) -> str:
     with pytest.raises(errors.ConfigError) as caught:
-        yaml_tree.parse(text, source="f")
+        yaml_text.parse(text, source="f")
     assert caught.value.location is not None
     return str(caught.value)
 
@@ -106,7 +106,7 @@ def locations(node: yaml_tree.Node | None) -> list[object]:
 
 
 def test_every_key_and_value_has_its_location() -> None:
-    root = yaml_tree.parse("# top\na:\n  - b: 1\n    c: [2]\n", source="f")
+    root = yaml_text.parse("# top\na:\n  - b: 1\n    c: [2]\n", source="f")
     item = ["f:3:5", ["b", "f:3:5", "1", "f:3:8"], ["c", "f:4:5", "f:4:8", ["2", "f:4:9"]]]
     assert locations(root) == ["f:2:1", ["a", "f:2:1", "f:3:3", item]]
 
@@ -150,7 +150,7 @@ def test_aliases_and_merges_are_expanded(text: str, expected: object) -> None:
 
 
 def test_a_merged_entry_keeps_its_original_location() -> None:
-    root = yaml_tree.parse("a: &a\n  p: 1\nb:\n  <<: *a\n", source="f")
+    root = yaml_text.parse("a: &a\n  p: 1\nb:\n  <<: *a\n", source="f")
     merged = ["b", "f:3:1", "f:4:3", ["p", "f:2:3", "1", "f:2:6"]]
     assert locations(root)[2] == merged
 
@@ -162,7 +162,7 @@ def test_an_alias_bomb_is_refused_before_it_is_expanded() -> None:
 
 
 def test_size_and_depth_are_bounded_also_through_aliases() -> None:
-    assert "characters" in error_of("#" * (yaml_tree.MAX_CHARACTERS + 1))
+    assert "characters" in error_of("#" * (yaml_text.MAX_CHARACTERS + 1))
     deep = "[" * 20 + "]" * 20
     text = f"a: &a {deep}\nb: [[[[[[[[[[[[[*a]]]]]]]]]]]]]\n"
     assert "levels deep" in error_of(text)
@@ -235,15 +235,15 @@ mig-configs:
 
 
 def test_yaml_is_written_in_the_shape_that_people_know() -> None:
-    assert yaml_tree.dump(read(KNOWN_SHAPE)) == KNOWN_SHAPE
+    assert yaml_text.dump(read(KNOWN_SHAPE)) == KNOWN_SHAPE
 
 
 def test_dump_quotes_texts_if_needed_and_writes_shared_parts_out() -> None:
-    assert yaml_tree.dump({"on": "", "1": "yes", "n": None, "m": "null"}) == (
+    assert yaml_text.dump({"on": "", "1": "yes", "n": None, "m": "null"}) == (
         '"on": ""\n"1": "yes"\nn: null\nm: "null"\n'
     )
     shared = {"a": 1}
-    written = yaml_tree.dump({"x": shared, "y": shared, "z": list(range(100))})
+    written = yaml_text.dump({"x": shared, "y": shared, "z": list(range(100))})
     assert "&" not in written
     assert len(written.splitlines()) == 5
 
@@ -251,4 +251,4 @@ def test_dump_quotes_texts_if_needed_and_writes_shared_parts_out() -> None:
 @hypothesis.given(DATA)
 @hypothesis.settings(suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture])
 def test_written_yaml_is_read_back_unchanged(data: object) -> None:
-    assert read(yaml_tree.dump(data)) == data
+    assert read(yaml_text.dump(data)) == data

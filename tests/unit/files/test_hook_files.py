@@ -5,7 +5,7 @@ import pytest
 from hypothesis import strategies as st
 
 from mig_manager import errors
-from mig_manager.core.files import hook_files, yaml_tree
+from mig_manager.core.files import hook_files, yaml_text, yaml_tree
 from mig_manager.core.files.hook_files import Point
 
 TWO_BY_TWO = """
@@ -47,8 +47,8 @@ def test_hooks_of_two_points_are_parsed_in_their_order() -> None:
         ],
     }
     assert Point.APPLY_START not in parse(TWO_BY_TWO)
-    plain = yaml_tree.plain(yaml_tree.parse(TWO_BY_TWO, source="h.yaml"))
-    assert hooks(yaml_tree.dump(plain)) == read
+    plain = yaml_tree.plain(yaml_text.parse(TWO_BY_TWO, source="h.yaml"))
+    assert hooks(yaml_text.dump(plain)) == read
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """Documents of one layout, written as rules in flow style."""
 
 from mig_manager.core import model
-from mig_manager.core.files import yaml_tree
+from mig_manager.core.files import yaml_text, yaml_tree
 from mig_manager.core.layout import config, layout_documents, layouts
 from tests.rigs import contract
 
@@ -14,7 +14,7 @@ def parse(text: str) -> layout_documents.Document:
     lenient = config.parse(text, source="f.yaml", is_lenient=True)
     assert lenient == document
     assert lenient.warnings == ()
-    contract.check("LayoutFile", yaml_tree.plain(yaml_tree.parse(text, source="f.yaml")))
+    contract.check("LayoutFile", yaml_tree.plain(yaml_text.parse(text, source="f.yaml")))
     return document
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from mig_manager import errors, reasons
 from mig_manager.core import model
-from mig_manager.core.files import yaml_tree
+from mig_manager.core.files import yaml_text, yaml_tree
 from mig_manager.core.layout import config, gpu_selectors, layouts
 from tests.rigs import contract
 from tests.rigs.node import samples
@@ -204,7 +204,7 @@ COMPLAINTS = [*REFUSED, *((complaint, text) for text, _, complaint in PASSED_OVE
     ],
 )
 def test_the_schema_for_editors_refuses_the_same_as_the_parser(text: str) -> None:
-    data = yaml_tree.plain(yaml_tree.parse(text, source="f"))
+    data = yaml_tree.plain(yaml_text.parse(text, source="f"))
     with pytest.raises(AssertionError, match=r"LayoutFile\.json refuses"):
         contract.check("LayoutFile", data)
 

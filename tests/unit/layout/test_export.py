@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from mig_manager import errors, reasons
 from mig_manager.core import model, profile_name
-from mig_manager.core.files import yaml_tree
+from mig_manager.core.files import yaml_text
 from mig_manager.core.layout import config, layout_documents, layouts, selection
 from tests.rigs.node import samples
 from tests.unit.layout import drawn_documents
@@ -106,7 +106,7 @@ def test_equal_gpus_share_a_rule_and_only_other_models_have_filters(
 
 def test_keys_and_profiles_are_in_their_usual_order() -> None:
     other = gpu(1, device_id=A30, mode=ENABLED, instances=ANY)
-    text = yaml_tree.dump(layout_documents.render([layouts.export([gpu(0), other], name="now")]))
+    text = yaml_text.dump(layout_documents.render([layouts.export([gpu(0), other], name="now")]))
 
     keys = [line.strip(" -").partition(":")[0] for line in text.splitlines()[3:]]
     rule_keys = ["device-filter", "devices", "mig-enabled", "mig-devices"]
@@ -148,7 +148,7 @@ def test_an_exported_layout_selects_the_observed_devices(
     label: str,
 ) -> None:
     data = layout_documents.render([layouts.export(gpus, name=label)])
-    text = json.dumps(data) if as_json else yaml_tree.dump(data)
+    text = json.dumps(data) if as_json else yaml_text.dump(data)
     layout = config.parse(text, source="f").layout(label)
     expected = {each.uuid: layouts.current(each) for each in gpus if each.is_mig_capable}
     assert selection.select(layout, gpus) == expected

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import strategies as st
 
 from mig_manager import errors
-from mig_manager.core.files import yaml_tree
+from mig_manager.core.files import yaml_text, yaml_tree
 from mig_manager.core.layout import config, layout_documents
 from tests.rigs import contract
 from tests.unit.layout.drawn_documents import (
@@ -36,11 +36,11 @@ def check(text: str) -> None:
             again = config.parse(written(read), source=SOURCE)
             assert again == read
             if not is_lenient:
-                contract.check("LayoutFile", yaml_tree.plain(yaml_tree.parse(text, source=SOURCE)))
+                contract.check("LayoutFile", yaml_tree.plain(yaml_text.parse(text, source=SOURCE)))
 
 
 def written(read: layout_documents.Document) -> str:
-    return yaml_tree.dump(layout_documents.render(read.layouts.values()))
+    return yaml_text.dump(layout_documents.render(read.layouts.values()))
 
 
 JUMBLES = st.lists(WORDS, max_size=30).map("".join)
@@ -48,7 +48,7 @@ JUMBLES = st.lists(WORDS, max_size=30).map("".join)
 STRUCTURED = st.builds(
     lambda members, write: write({"version": "v1", "mig-configs": {"x": members}}),
     st.lists(rules_as_data(), min_size=1, max_size=2),
-    st.sampled_from([yaml_tree.dump, json.dumps]),
+    st.sampled_from([yaml_text.dump, json.dumps]),
 )
 
 TEXTS = {

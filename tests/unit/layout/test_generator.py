@@ -11,7 +11,7 @@ import pytest
 from mig_manager import errors, reasons
 from mig_manager.catalogue import hardware
 from mig_manager.core import model, profile_name
-from mig_manager.core.files import yaml_tree
+from mig_manager.core.files import yaml_text
 from mig_manager.core.layout import config, generator, gpu_selectors, layout_documents, selection
 from mig_manager.core.planner import planner
 from tests.unit import bruteforce
@@ -235,7 +235,7 @@ def test_a_name_that_is_too_long_is_cut_and_stays_unique() -> None:
 @pytest.mark.slow
 def test_a_document_for_every_product_at_once_can_still_be_read() -> None:
     every = hardware.kinds(hardware.product_names(), warn=lambda _: None)
-    text = yaml_tree.dump(rendered_document(every, has_all_maximal=True))
+    text = yaml_text.dump(rendered_document(every, has_all_maximal=True))
 
     assert len(config.parse(text, source="generated").layouts) > 500
 
@@ -257,7 +257,7 @@ def test_gpu_kinds_differ_by_pci_id_and_must_list_profiles() -> None:
 def test_generated_layouts_equal_their_parsed_document() -> None:
     nodes = [[name] for name in hardware.product_names()] + [[A100_80, H100, A30], [A100_40, RTX]]
     for names in nodes:
-        document = yaml_tree.dump(rendered_document(kinds(*names)))
+        document = yaml_text.dump(rendered_document(kinds(*names)))
 
         expected = config.parse(document, source="generated").layouts
         made = generator.layouts_of(kinds(*names))

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from mig_manager import errors, reasons
 from mig_manager.core import model
-from mig_manager.core.files import yaml_tree
+from mig_manager.core.files import yaml_text
 from mig_manager.core.layout import config, layout_documents, layouts, selection
 from mig_manager.core.planner import planner
 from tests.rigs.node import driver_rules, samples
@@ -161,7 +161,7 @@ def test_an_export_with_placements_restores_every_instance(
 ) -> None:
     before = data.draw(drawn_gpus.gpus(product, idle=False))
     now = data.draw(drawn_gpus.gpus(product))
-    text = yaml_tree.dump(
+    text = yaml_text.dump(
         layout_documents.render([layouts.export([before], name="x", has_placements=True)])
     )
     desired = selection.select(config.parse(text, source="f").layout("x"), [now])

@@ -12,7 +12,7 @@ from mig_manager.core import model
 from mig_manager.core.node import gpu_use
 from mig_manager.core.node.daemons import clients, mig_managers
 from mig_manager.core.node.devices import claims
-from mig_manager.core.objects import pod_object, well_known
+from mig_manager.core.objects import pod_object, pod_parser, well_known
 from tests.rigs.api_objects import a_claim, a_device, a_resource_slice
 from tests.rigs.node import driver_rules, gpu_values, samples
 
@@ -132,7 +132,7 @@ def test_dra_driver_is_known_by_owner_container_and_sockets(
 def test_the_folder_of_kubelets_drivers_is_known_by_its_name(path: str, *, is_seen: bool) -> None:
     item = a_driver_pod({"name": "gpus"})
     item["spec"]["volumes"] = [{"name": "x", "hostPath": {"path": path}}]
-    assert pod_object.parse_pod(item).mounts_driver_sockets is is_seen
+    assert pod_parser.parse(item).mounts_driver_sockets is is_seen
 
 
 def a_driver_pod(container: Mapping[str, Any]) -> dict[str, Any]:
@@ -155,7 +155,7 @@ def a_driver_pod(container: Mapping[str, Any]) -> dict[str, Any]:
 def test_a_driver_with_dynamic_mig_is_refused_and_named_and_no_other(
     container: Mapping[str, Any], *, is_dynamic: bool
 ) -> None:
-    pod = pod_object.parse_pod(a_driver_pod({"name": "gpus", **container}))
+    pod = pod_parser.parse(a_driver_pod({"name": "gpus", **container}))
     why = ("gpu/dra (NVIDIA's DRA driver with DynamicMIG)",) if is_dynamic else ()
     assert mig_managers.others([pod], "own") == why
 

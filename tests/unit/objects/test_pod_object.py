@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from mig_manager.core.objects import pod_object, well_known
+from mig_manager.core.objects import pod_object, pod_parser, well_known
 from tests.rigs.api_objects import a_container, a_pod
 
 GPU = "nvidia.com/mig-1g.10gb"
@@ -123,7 +123,7 @@ NOT_OF_THE_OBJECT = {"claimed_ids", "is_unbound", "is_unlisted"}
 def test_a_pod_is_parsed_with_the_fields_that_the_drain_uses(
     thing: dict[str, Any], pod: pod_object.Pod
 ) -> None:
-    assert pod_object.parse_pod(thing) == pod
+    assert pod_parser.parse(thing) == pod
 
 
 def test_every_field_of_a_pod_is_parsed_in_an_example() -> None:
@@ -156,7 +156,7 @@ def test_a_pod_has_the_reason_why_kubelet_cannot_start_it(
     thing = a_pod()
     waiting = {"reason": reason, "message": "no such\nimage"}
     thing["status"][kind] = [{"state": {"running": {}}}, {"state": {"waiting": waiting}}]
-    assert pod_object.parse_pod(thing).waiting == expected
+    assert pod_parser.parse(thing).waiting == expected
 
 
 SINGLE = [{"name": "MIG_STRATEGY", "value": "single"}]
@@ -177,7 +177,7 @@ SINGLE = [{"name": "MIG_STRATEGY", "value": "single"}]
 def test_device_plugins_strategy_is_in_its_options_or_its_variable(
     container_fields: dict[str, Any], strategy: str
 ) -> None:
-    pod = pod_object.parse_pod(a_pod(spec={"containers": [a_container(**container_fields)]}))
+    pod = pod_parser.parse(a_pod(spec={"containers": [a_container(**container_fields)]}))
     assert pod.mig_strategy == strategy
 
 
@@ -222,7 +222,7 @@ def test_a_pods_gpu_resources_are_the_maximum_over_its_phases(
         thing = a_pod(spec={"containers": containers, "initContainers": inits})
         state = {"running": {}} if code is None else {"terminated": {"exitCode": code}}
         thing["status"]["initContainerStatuses"] = [{"name": "main", "state": state}]
-        pod = pod_object.parse_pod(thing)
+        pod = pod_parser.parse(thing)
         assert pod.gpu_resources == ({GPU: total} if total else {})
         assert pod.has_gpu_init is (may_init and code != 0)
         assert not pod.completed_resources
@@ -252,7 +252,7 @@ def test_a_claim_of_an_init_container_alone_is_known_until_it_has_ended(
         thing = a_pod(spec={"containers": apps, "initContainers": inits})
         state = {"running": {}} if code is None else {"terminated": {"exitCode": code}}
         thing["status"]["initContainerStatuses"] = [{"name": "main", "state": state}]
-        pod = pod_object.parse_pod(thing)
+        pod = pod_parser.parse(thing)
         assert pod.has_claim_init is (may_init and code != 0)
 
 
@@ -268,12 +268,12 @@ def test_a_claim_for_an_init_containers_extended_resource_is_known_too(
         "resourceClaimName": "made",
         "requestMappings": [{"containerName": user, **request} for user in users],
     }
-    assert pod_object.parse_pod(thing).has_claim_init is (users == ("main",))
+    assert pod_parser.parse(thing).has_claim_init is (users == ("main",))
 
 
 def test_a_pods_resources_of_init_containers_that_have_ended_are_known() -> None:
     terminated = {"name": "main", "state": {"terminated": {"exitCode": 0, "reason": "Completed"}}}
     status = INITIALIZED["status"] | {"initContainerStatuses": [terminated]}
-    pod = pod_object.parse_pod(INITIALIZED | {"status": status})
+    pod = pod_parser.parse(INITIALIZED | {"status": status})
     assert (pod.gpu_resources, pod.completed_resources) == ({GPU: 1}, frozenset({GPU}))
-    assert pod_object.parse_pod(INITIALIZED).completed_resources == frozenset()
+    assert pod_parser.parse(INITIALIZED).completed_resources == frozenset()

@@ -16,7 +16,7 @@ from mig_manager.adapters.kubernetes import api, kube_node, lease_slots, pod_cla
 from mig_manager.core import ports
 from mig_manager.core.fleet import slots
 from mig_manager.core.node.devices import claims
-from mig_manager.core.objects import pod_object
+from mig_manager.core.objects import pod_object, pod_parser
 from mig_manager.sandbox.apiserver import kinds
 from testkit import apiserver
 from tests.rigs import api_objects
@@ -169,7 +169,7 @@ class OnServers:
         if on == NODE:
             entries = [kubelet_rig.devices(GPU, *devices)] if devices else []
             self._kubelet.pods.append(kubelet_rig.pod(name, *entries, namespace="default"))
-        return pod_object.parse_pod(pod)
+        return pod_parser.parse(pod)
 
     def unlabel(self, pod: pod_object.Pod) -> None:
         change = {"metadata": {"labels": None}}
