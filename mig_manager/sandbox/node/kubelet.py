@@ -1,10 +1,8 @@
 """Kubelet of a sandbox node: admits and runs pods, and reports them and the node."""
 
 import dataclasses
-import enum
 from collections.abc import Callable, Mapping
 
-from mig_manager.core import timing
 from mig_manager.sandbox.apiserver import store
 from mig_manager.sandbox.node import (
     cluster_view,
@@ -12,10 +10,8 @@ from mig_manager.sandbox.node import (
     device_plugin,
     manifests,
     objects,
+    pod_worker,
 )
-
-_CRASH_BACKOFF = timing.Backoff(first_s=10.0, max_s=300.0, factor=2.0)
-"""The pauses before a crashed container restarts."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,26 +26,6 @@ class KubeletOptions:
 ProgramFactory = Callable[
     [objects.JsonObject, device_manager.Allocation], device_plugin.PodProgram
 ]
-
-
-class _PodState(enum.Enum):
-    WAITING = enum.auto()  # for its start, or for its next start after a crash
-    RUNNING = enum.auto()
-    STOPPING = enum.auto()
-    STOPPED = enum.auto()
-
-
-@dataclasses.dataclass(slots=True, kw_only=True)
-class _AdmittedPod:
-    """One admitted pod."""
-
-    uid: str
-    program: device_plugin.PodProgram
-    state: _PodState = _PodState.WAITING
-    next_at: float | None  # when the state ends, in monotonic seconds
-    restarts: int = 0
-    stopping_since: float = 0.0
-    status: objects.JsonObject | None = None  # the status to publish; None: published
 
 
 class Kubelet:
@@ -73,7 +49,10 @@ class Kubelet:
         self._manager = manager
         self._program_of = program_of
         self._node_labels = node_labels
-        self._workers: dict[str, _AdmittedPod] = {}
+        self._workers: dict[str, pod_worker.PodWorker] = {}
+        """By UID of an admitted pod."""
+        self._unpublished: dict[str, objects.JsonObject] = {}
+        """By UID of an admitted pod: the status to write."""
 
     def register(self) -> None:
         """Create the Node object, or add missing labels.
@@ -117,7 +96,7 @@ class Kubelet:
 
     def next_at(self) -> float | None:
         """Return the time of the next action, in monotonic seconds; None: no action is due."""
-        times = [at for w in self._workers.values() for at in (w.next_at, w.program.next_at)]
+        times = (worker.next_at for worker in self._workers.values())
         return min((at for at in times if at is not None), default=None)
 
     def sync(self, now: float) -> None:
@@ -133,23 +112,38 @@ class Kubelet:
             if objects.node_name(pod) == self._options.name
         }
         for uid in self._workers.keys() - pods.keys():
-            self._end(self._workers.pop(uid))
+            self._forget(uid)
         for uid, pod in pods.items():
             worker = self._workers.get(uid) or self._admit(pod, now)
             if worker is None:
                 continue
-            self._advance(worker, pod, now)
-            if worker.status is not None:
-                self._cluster.patch_status(cluster_view.WatchedKind.POD, pod, worker.status)
-                worker.status = None
+            if objects.is_terminating(pod):
+                worker.terminate(pod, now)
+                if worker.has_stopped:
+                    self._manager.release(uid)
+                    self._unpublished.pop(uid, None)
+                    self._cluster.delete(cluster_view.WatchedKind.POD, pod, now=True)
+            elif status := worker.advance(pod, now):
+                self._unpublished[uid] = status
+                if worker.has_stopped:
+                    self._manager.release(uid)
+            if uid in self._unpublished:
+                status = self._unpublished[uid]
+                self._cluster.patch_status(cluster_view.WatchedKind.POD, pod, status)
+                del self._unpublished[uid]
 
     def stop(self) -> None:
         """End every program at once without a write to the API, as if the power failed."""
-        for worker in self._workers.values():
-            self._end(worker)
-        self._workers.clear()
+        for uid in tuple(self._workers):
+            self._forget(uid)
 
-    def _admit(self, pod: objects.JsonObject, now: float) -> _AdmittedPod | None:
+    def _forget(self, uid: str) -> None:
+        """End a pod's program, and release its devices."""
+        self._workers.pop(uid).stop()
+        self._manager.release(uid)
+        self._unpublished.pop(uid, None)
+
+    def _admit(self, pod: objects.JsonObject, now: float) -> pod_worker.PodWorker | None:
         """Admit a pod; None if it does not run."""
         if objects.is_terminating(pod):
             self._cluster.delete(cluster_view.WatchedKind.POD, pod, now=True)
@@ -167,74 +161,16 @@ class Kubelet:
             }
             self._cluster.patch_status(cluster_view.WatchedKind.POD, pod, status)
             return None
-        worker = _AdmittedPod(
-            uid=objects.uid(pod),
-            program=self._program_of(pod, allocation),
-            next_at=now + self._options.pod_start_s,
-        )
         restarts = objects.restart_count(pod)
-        if restarts is not None:
-            worker.restarts = restarts + 1
-            worker.status = manifests.waiting(
-                pod, reason="ContainerCreating", message="", restarts=worker.restarts
-            )
-        self._workers[worker.uid] = worker
-        return worker
-
-    def _advance(self, worker: _AdmittedPod, pod: objects.JsonObject, now: float) -> None:
-        if objects.is_terminating(pod):
-            self._terminate(worker, pod, now)
-            return
-        is_due = worker.next_at is not None and now >= worker.next_at
-        try:
-            if worker.state is _PodState.RUNNING and is_due:
-                self._end(worker)
-                worker.status = manifests.success(pod)
-            elif worker.state is _PodState.RUNNING:
-                worker.program.poll(now)
-            elif worker.state is _PodState.WAITING and is_due:
-                worker.program.start(now)
-                run_s = objects.annotations(pod).get(objects.RUN_SECONDS)
-                worker.state = _PodState.RUNNING
-                worker.next_at = None if run_s is None else now + float(run_s)
-                worker.status = manifests.running(pod, restarts=worker.restarts)
-        except device_plugin.NotStartedError as error:
-            self._back_off(worker, pod, now, reason="RunContainerError", message=str(error))
-        except device_plugin.ExitedError as error:
-            self._back_off(worker, pod, now, reason="CrashLoopBackOff", message=str(error))
-
-    def _back_off(
-        self,
-        worker: _AdmittedPod,
-        pod: objects.JsonObject,
-        now: float,
-        *,
-        reason: str,
-        message: str,
-    ) -> None:
-        worker.program.stop()
-        worker.next_at = now + _CRASH_BACKOFF.delay_s(worker.restarts)
-        worker.restarts += 1
-        worker.state = _PodState.WAITING
-        worker.status = manifests.waiting(
-            pod, reason=reason, message=message, restarts=worker.restarts
+        worker = pod_worker.PodWorker(
+            self._program_of(pod, allocation),
+            start_at=now + self._options.pod_start_s,
+            stop_s=self._options.pod_stop_s,
+            restarts=0 if restarts is None else restarts + 1,
         )
-
-    def _terminate(self, worker: _AdmittedPod, pod: objects.JsonObject, now: float) -> None:
-        if worker.state is _PodState.RUNNING:
-            worker.state, worker.stopping_since = _PodState.STOPPING, now
-        if worker.state is _PodState.STOPPING:
-            # Computed every time: a second deletion may shorten the grace period.
-            grace_s = pod["metadata"]["deletionGracePeriodSeconds"]
-            own_s = objects.annotations(pod).get(objects.STOP_SECONDS, self._options.pod_stop_s)
-            worker.next_at = worker.stopping_since + min(float(own_s), float(grace_s))
-            if now < worker.next_at:
-                return
-        self._end(worker)
-        worker.status = None
-        self._cluster.delete(cluster_view.WatchedKind.POD, pod, now=True)
-
-    def _end(self, worker: _AdmittedPod) -> None:
-        worker.state, worker.next_at = _PodState.STOPPED, None
-        worker.program.stop()
-        self._manager.release(worker.uid)
+        if restarts is not None:
+            self._unpublished[objects.uid(pod)] = manifests.waiting(
+                pod, reason="ContainerCreating", message="", restarts=restarts + 1
+            )
+        self._workers[objects.uid(pod)] = worker
+        return worker
