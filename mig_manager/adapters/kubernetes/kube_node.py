@@ -79,8 +79,6 @@ class KubeNode:
         self._events = events.EventQueue(kube, clock)
         self._announcing: threading.Thread | None = None
         self._last: _Node | None = None
-        self._last_s = -math.inf
-        """When the API last reported the node."""
         self._unwritten: dict[str, readiness.Condition] = {}
         """The newest condition of each type, until it is written."""
         self._forbidden_until_s = -math.inf
@@ -93,10 +91,13 @@ class KubeNode:
     def latest(self, *, is_at_rest: bool = False) -> node_object.NodeView:
         self._join_announcement()
         is_watched = self._take_watched()
-        is_recent = self._clock.monotonic() - self._last_s < _TRUSTED_S
+        last = self._last
+        if last is None or is_watched is None:
+            return self._get().view
+        is_recent = self._clock.monotonic() - last.reported_s < _TRUSTED_S
         # A watch that lags behind our write for long belongs to a restored etcd.
-        is_trusted = is_watched is not None and (is_recent or (is_at_rest and is_watched))
-        return (self._last if is_trusted and self._last else self._get()).view
+        is_trusted = is_recent or (is_at_rest and is_watched)
+        return (last if is_trusted else self._get()).view
 
     def patch(self, change: node_object.NodePatch) -> node_object.NodeView:
         self._join_announcement()
@@ -279,13 +280,13 @@ class KubeNode:
             conditions = (node.get("status") or {}).get("conditions") or ()
             self._last = _Node(
                 view=view,
+                reported_s=self._clock.monotonic(),
                 version=str(node["metadata"].get("resourceVersion") or ""),
                 taints=tuple((node.get("spec") or {}).get("taints") or ()),
                 conditions={
                     each["type"]: each for each in conditions if each["type"] in _OUR_CONDITIONS
                 },
             )
-        self._last_s = self._clock.monotonic()
         return self._last
 
 
@@ -294,6 +295,7 @@ class _Node:
     """A node as the API last showed it."""
 
     view: node_object.NodeView
+    reported_s: float  # when the API reported it
     version: str
     taints: tuple[Mapping[str, Any], ...]
     conditions: Mapping[str, Mapping[str, Any]]  # the agent's own, by type

@@ -57,8 +57,8 @@ class LeaseSlots:
         self._pick = pick
         self._lock = threading.RLock()
         self._lease: lease.Lease | None = None
-        self._owns_none = False
-        """Whether we certainly own no slot; we may still own one from before a restart."""
+        self._may_own = True
+        """Whether a slot may be ours: from before a restart, or by a write with a lost answer."""
         self._stop: threading.Event | None = None
 
     def take(self) -> slots.Denial | None:
@@ -92,8 +92,8 @@ class LeaseSlots:
             self._stop = None
         with self._lock:
             self._lease = None
-            if not self._owns_none:
-                self._owns_none = self._leases.release(lambda: self._list().mine, _LEASE_S)
+            if self._may_own:
+                self._may_own = not self._leases.release(lambda: self._list().mine, _LEASE_S)
 
     @property
     def _is_fresh(self) -> bool:
@@ -143,7 +143,7 @@ class LeaseSlots:
         Raises:
             ClusterError: The API refused or does not answer; the slot may be ours anyway.
         """
-        self._owns_none = False
+        self._may_own = True
         written = self._leases.write(slot, self._node, _LEASE_S)
         if written is None:
             return False
