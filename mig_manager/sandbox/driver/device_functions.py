@@ -15,7 +15,7 @@ from typing import Any
 import pynvml
 
 from mig_manager.core import model
-from mig_manager.sandbox.driver import calls, states, transitions
+from mig_manager.sandbox.driver import arguments, calls, sessions, states, transitions, views
 
 _MIB = 2**20
 _CLIENT_MIB = 512
@@ -58,53 +58,53 @@ _ERROR_TEXTS: Mapping[int, str] = {
 
 def error_text(code: Any) -> bytes:
     """Return the text of ``nvmlErrorString`` for a code; needs no session."""
-    return _ERROR_TEXTS.get(calls.number(code), "Unknown Error").encode()
+    return _ERROR_TEXTS.get(arguments.number(code), "Unknown Error").encode()
 
 
 @calls.function(
     "nvmlInitWithFlags", "nvmlInit_v2", "nvmlInit", latency="init_s", needs_session=False
 )
-def _init(view: calls.DriverView, *_: Any) -> None:
+def _init(view: views.DriverView, *_: Any) -> None:
     view.session.begin()
 
 
 @calls.function("nvmlShutdown")
-def _shutdown(view: calls.DriverView) -> None:
+def _shutdown(view: views.DriverView) -> None:
     view.session.end()
 
 
 @calls.function("nvmlSystemGetDriverVersion", "nvmlSystemGetNVMLVersion")
-def _driver_version(view: calls.DriverView, buffer: Any, length: Any) -> None:
-    calls.put_text(buffer, length, view.node.options.driver_version)
+def _driver_version(view: views.DriverView, buffer: Any, length: Any) -> None:
+    arguments.put_text(buffer, length, view.node.options.driver_version)
 
 
 @calls.function("nvmlSystemGetProcessName")
-def _process_name(view: calls.DriverView, pid: Any, buffer: Any, length: Any) -> None:
-    requested = calls.number(pid)
+def _process_name(view: views.DriverView, pid: Any, buffer: Any, length: Any) -> None:
+    requested = arguments.number(pid)
     for client in view.node.clients:
         if client.pid == requested:
-            calls.put_text(buffer, length, client.name)
+            arguments.put_text(buffer, length, client.name)
             return
     raise states.Refused(states.Code.NOT_FOUND)
 
 
 @calls.function("nvmlDeviceGetCount", "nvmlDeviceGetCount_v2")
-def _count(view: calls.DriverView, count: Any) -> None:
-    calls.put(count, ctypes.c_uint, len(view.boards))
+def _count(view: views.DriverView, count: Any) -> None:
+    arguments.put(count, ctypes.c_uint, len(view.boards))
 
 
 @calls.function("nvmlDeviceGetHandleByIndex", "nvmlDeviceGetHandleByIndex_v2")
-def _by_index(view: calls.DriverView, index: Any, device: Any) -> None:
-    requested = calls.number(index)
+def _by_index(view: views.DriverView, index: Any, device: Any) -> None:
+    requested = arguments.number(index)
     if not 0 <= requested < len(view.boards):
         raise states.Refused(states.Code.INVALID_ARGUMENT)
     _put_whole(view, device, requested)
 
 
 @calls.function("nvmlDeviceGetHandleByPciBusId", "nvmlDeviceGetHandleByPciBusId_v2")
-def _by_pci_bus_id(view: calls.DriverView, bus_id: Any, device: Any) -> None:
+def _by_pci_bus_id(view: views.DriverView, bus_id: Any, device: Any) -> None:
     # Domains are written with four digits or eight.
-    requested = calls.text(bus_id).upper().lstrip("0")
+    requested = arguments.text(bus_id).upper().lstrip("0")
     for board in view.boards:
         if board.pci_address.lstrip("0") == requested:
             _put_whole(view, device, board.index)
@@ -112,31 +112,31 @@ def _by_pci_bus_id(view: calls.DriverView, bus_id: Any, device: Any) -> None:
     raise states.Refused(states.Code.NOT_FOUND)
 
 
-def _put_whole(view: calls.DriverView, device: Any, index: int) -> None:
+def _put_whole(view: views.DriverView, device: Any, index: int) -> None:
     if view.node.gpus[index].is_lost:
         raise states.Refused(states.Code.GPU_IS_LOST)
-    view.put_handle(device, calls.whole(view.node, index))
+    view.put_handle(device, sessions.whole(view.node, index))
 
 
 # -- devices ----------------------------------------------------------------------------------
 
 
 @calls.function("nvmlDeviceGetName", takes=calls.DEVICE)
-def _name(view: calls.DeviceView, buffer: Any, length: Any) -> None:
+def _name(view: views.DeviceView, buffer: Any, length: Any) -> None:
     name = view.board.product.name
     if not view.is_gpu:
         name += f" MIG {transitions.compute_name(view.parent, view.compute.placement.size)}"
-    calls.put_text(buffer, length, name)
+    arguments.put_text(buffer, length, name)
 
 
 @calls.function("nvmlDeviceGetUUID", takes=calls.DEVICE)
-def _uuid(view: calls.DeviceView, buffer: Any, length: Any) -> None:
+def _uuid(view: views.DeviceView, buffer: Any, length: Any) -> None:
     board = view.board
     uuid = board.uuid if view.is_gpu else board.mig_uuid(view.instance, view.compute)
-    calls.put_text(buffer, length, uuid)
+    arguments.put_text(buffer, length, uuid)
 
 
-def _minor(view: calls.DeviceView) -> int:
+def _minor(view: views.DeviceView) -> int:
     if not view.is_gpu:
         raise states.Refused(states.Code.NOT_SUPPORTED)
     return view.node.minor(view.board.index)
@@ -160,11 +160,11 @@ calls.numbers(
 
 
 @calls.function("nvmlDeviceGetPciInfo_v3", takes=calls.GPU)
-def _pci_info(view: calls.DeviceView, info: Any) -> None:
+def _pci_info(view: views.DeviceView, info: Any) -> None:
     board = view.board
     device_id = board.product.pci_device_ids[0]
-    calls.fill(
-        calls.struct(info, pynvml.nvmlPciInfo_t),
+    arguments.fill(
+        arguments.struct(info, pynvml.nvmlPciInfo_t),
         busIdLegacy=board.pci_address[4:].encode(),
         busId=board.pci_address.encode(),
         domain=0,
@@ -177,11 +177,11 @@ def _pci_info(view: calls.DeviceView, info: Any) -> None:
 
 
 @calls.function("nvmlDeviceGetMemoryInfo", takes=calls.DEVICE)
-def _memory_info(view: calls.DeviceView, info: Any) -> None:
-    calls.fill(calls.struct(info, pynvml.c_nvmlMemory_t), **memory(view))
+def _memory_info(view: views.DeviceView, info: Any) -> None:
+    arguments.fill(arguments.struct(info, pynvml.c_nvmlMemory_t), **memory(view))
 
 
-def memory(view: calls.DeviceView) -> dict[str, int]:
+def memory(view: views.DeviceView) -> dict[str, int]:
     """Return the bytes of memory; every computing client has the same invented share."""
     mib = (view.board.product if view.is_gpu else view.parent).memory_mib
     used = min(mib, _CLIENT_MIB * len(_computing(view))) * _MIB
@@ -189,7 +189,7 @@ def memory(view: calls.DeviceView) -> dict[str, int]:
 
 
 @calls.function("nvmlDeviceGetFieldValues", takes=calls.GPU)
-def _field_values(view: calls.DeviceView, count: Any, values: Any) -> None:
+def _field_values(view: views.DeviceView, count: Any, values: Any) -> None:
     product = view.board.product
     value_by_id: dict[int, int] = {}
     if view.node.options.reports_recovery_action:
@@ -198,7 +198,7 @@ def _field_values(view: calls.DeviceView, count: Any, values: Any) -> None:
         value_by_id[pynvml.NVML_FI_DEV_IS_RESETLESS_MIG_SUPPORTED] = int(
             not product.mode_needs_reset
         )
-    for entry in calls.struct(values, pynvml.c_nvmlFieldValue_t * calls.number(count)):
+    for entry in arguments.struct(values, pynvml.c_nvmlFieldValue_t * arguments.number(count)):
         is_known = entry.fieldId in value_by_id
         entry.valueType = pynvml.NVML_VALUE_TYPE_UNSIGNED_INT
         entry.nvmlReturn = states.Code.SUCCESS if is_known else states.Code.NOT_SUPPORTED
@@ -206,9 +206,9 @@ def _field_values(view: calls.DeviceView, count: Any, values: Any) -> None:
 
 
 @calls.function("nvmlDeviceGetGpuFabricInfo", takes=calls.GPU)
-def _fabric_info(view: calls.DeviceView, info: Any) -> None:
-    target = calls.struct(info, pynvml.c_nvmlGpuFabricInfo_t)
-    calls.fill(target, status=states.Code.SUCCESS, state=view.node.options.fabric_state)
+def _fabric_info(view: views.DeviceView, info: Any) -> None:
+    target = arguments.struct(info, pynvml.c_nvmlGpuFabricInfo_t)
+    arguments.fill(target, status=states.Code.SUCCESS, state=view.node.options.fabric_state)
 
 
 @calls.function(
@@ -216,11 +216,11 @@ def _fabric_info(view: calls.DeviceView, info: Any) -> None:
     "nvmlDeviceGetComputeRunningProcesses_v3",
     takes=calls.DEVICE,
 )
-def _processes(view: calls.DeviceView, count: Any, infos: Any) -> None:
+def _processes(view: views.DeviceView, count: Any, infos: Any) -> None:
     """Write the processes, or only their number if the caller's array is too short."""
     clients = _computing(view)
-    room = calls.struct(count, ctypes.c_uint).value
-    calls.put(count, ctypes.c_uint, len(clients))
+    room = arguments.struct(count, ctypes.c_uint).value
+    arguments.put(count, ctypes.c_uint, len(clients))
     if room < len(clients):
         raise states.Refused(states.Code.INSUFFICIENT_SIZE)
     processes = []
@@ -234,7 +234,7 @@ def _processes(view: calls.DeviceView, count: Any, infos: Any) -> None:
         )
         processes.append(info)
     if processes:
-        calls.put_all(infos, pynvml.c_nvmlProcessInfo_v3_t, processes)
+        arguments.put_all(infos, pynvml.c_nvmlProcessInfo_v3_t, processes)
 
 
 @calls.function(
@@ -242,11 +242,11 @@ def _processes(view: calls.DeviceView, count: Any, infos: Any) -> None:
     "nvmlDeviceGetGraphicsRunningProcesses_v3",
     takes=calls.DEVICE,
 )
-def _graphics_processes(_: calls.DeviceView, count: Any, __: Any) -> None:
-    calls.put(count, ctypes.c_uint, 0)
+def _graphics_processes(_: views.DeviceView, count: Any, __: Any) -> None:
+    arguments.put(count, ctypes.c_uint, 0)
 
 
-def _computing(view: calls.DeviceView) -> list[states.Client]:
+def _computing(view: views.DeviceView) -> list[states.Client]:
     computing = [
         client
         for client in view.node.clients_of(view.board.uuid)
@@ -262,21 +262,21 @@ def _computing(view: calls.DeviceView) -> list[states.Client]:
 
 
 @calls.function("nvmlDeviceGetSupportedEventTypes", takes=calls.DEVICE)
-def _event_types(view: calls.DeviceView, types: Any) -> None:
-    calls.put(types, ctypes.c_ulonglong, _event_mask(view))
+def _event_types(view: views.DeviceView, types: Any) -> None:
+    arguments.put(types, ctypes.c_ulonglong, _event_mask(view))
 
 
 @calls.function("nvmlDeviceRegisterEvents", takes=calls.DEVICE)
-def _register_events(view: calls.DeviceView, types: Any, event_set: Any) -> None:
+def _register_events(view: views.DeviceView, types: Any, event_set: Any) -> None:
     events = view.session.event_set(event_set)
-    mask = calls.number(types)
+    mask = arguments.number(types)
     if mask & ~_event_mask(view):
         raise states.Refused(states.Code.NOT_SUPPORTED)
     changes, xids = (bool(mask & each) for each in (_CHANGE, _XID))
     events.watch(view.target.gpu, view.gpu, changes=changes, xids=xids)
 
 
-def _event_mask(view: calls.DeviceView) -> int:
+def _event_mask(view: views.DeviceView) -> int:
     """Return the mask of the events that this GPU reports."""
     options = view.node.options
     is_guest = options.virtualization is model.Virtualization.VGPU
@@ -290,19 +290,19 @@ def _event_mask(view: calls.DeviceView) -> int:
 
 
 @calls.function("nvmlEventSetCreate")
-def _create_event_set(view: calls.DriverView, event_set: Any) -> None:
-    calls.put(event_set, ctypes.c_void_p, view.session.new_event_set())
+def _create_event_set(view: views.DriverView, event_set: Any) -> None:
+    arguments.put(event_set, ctypes.c_void_p, view.session.new_event_set())
 
 
 @calls.function("nvmlEventSetFree")
-def _free_event_set(view: calls.DriverView, event_set: Any) -> None:
+def _free_event_set(view: views.DriverView, event_set: Any) -> None:
     view.session.free_event_set(event_set)
 
 
 @calls.function("nvmlEventSetWait", "nvmlEventSetWait_v2")
-def _wait_for_event(view: calls.DriverView, event_set: Any, data: Any, timeout_ms: Any) -> None:
-    target = calls.struct(data, pynvml.c_nvmlEventData_t)
-    deadline = time.monotonic() + calls.number(timeout_ms) / 1000
+def _wait_for_event(view: views.DriverView, event_set: Any, data: Any, timeout_ms: Any) -> None:
+    target = arguments.struct(data, pynvml.c_nvmlEventData_t)
+    deadline = time.monotonic() + arguments.number(timeout_ms) / 1000
     pause = threading.Event()
     # Resolved in every round: another thread may free the set or close the session.
     while (event := view.session.event_set(event_set).take(view.read())) is None:
@@ -311,8 +311,8 @@ def _wait_for_event(view: calls.DriverView, event_set: Any, data: Any, timeout_m
             raise states.Refused(states.Code.TIMEOUT)
         pause.wait(min(_POLL_S, remaining_s))
     gpu, xid = event
-    handle = view.session.handle(calls.whole(view.read(), gpu))
-    calls.fill(
+    handle = view.session.handle(sessions.whole(view.read(), gpu))
+    arguments.fill(
         target,
         device=ctypes.cast(handle, pynvml.c_nvmlDevice_t),
         eventType=_CHANGE if xid is None else _XID,

@@ -13,7 +13,7 @@ from typing import Any
 
 import pynvml
 
-from mig_manager.sandbox.driver import calls, device_functions, state_file, states
+from mig_manager.sandbox.driver import calls, device_functions, sessions, state_file, states, views
 from mig_manager.sandbox.driver import mig_functions as _mig_functions  # noqa: F401 - registers
 
 
@@ -45,7 +45,7 @@ class SimulatedLibrary:
 
     def __init__(self, state: state_file.SharedState) -> None:
         self.state = state
-        self._session = calls.Session()
+        self._session = sessions.Session()
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         if name == "nvmlErrorString":
@@ -101,14 +101,14 @@ class SimulatedLibrary:
         self.state.update(change)
 
     def _view(
-        self, node: states.MachineState, target: calls.HandleTarget | None
-    ) -> calls.DriverView:
+        self, node: states.MachineState, target: sessions.HandleTarget | None
+    ) -> views.DriverView:
         boards = states.boards_of(node)
         session = self._session
         read = self.state.read
         if target is None:
-            return calls.DriverView(session=session, node=node, boards=boards, read=read)
-        view = calls.DeviceView(
+            return views.DriverView(session=session, node=node, boards=boards, read=read)
+        view = views.DeviceView(
             session=session, node=node, boards=boards, read=read, target=target
         )
         view.check()
@@ -122,7 +122,7 @@ class RunningCall:
         self.name = name
         self.function = function
         self.rest = arguments
-        self.target: calls.HandleTarget | None = None
+        self.target: sessions.HandleTarget | None = None
         self.code = int(states.Code.SUCCESS)
         self.entered_ns = time.monotonic_ns()
         """When the driver began; for a change, when it had locked the GPU."""
@@ -132,7 +132,7 @@ class RunningCall:
         """The index of the call's GPU, if it has one."""
         return None if self.target is None else self.target.gpu
 
-    def resolve_handle(self, session: calls.Session) -> None:
+    def resolve_handle(self, session: sessions.Session) -> None:
         """Resolve the first argument if the function takes a handle."""
         if self.function.needs_session and not session.is_open:
             raise states.Refused(states.Code.UNINITIALIZED)

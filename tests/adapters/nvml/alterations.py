@@ -6,14 +6,14 @@ from typing import Any
 
 import pynvml
 
-from mig_manager.sandbox.driver import calls
+from mig_manager.sandbox.driver import arguments
 from testkit import nvml_faults
 
 _LAST = 6  # index of the last MIG device of a GPU with seven slices
 
 
 def _in_reverse(call: Callable[..., int], gpu: Any, index: Any, device: Any) -> int:
-    return call(gpu, abs(_LAST - calls.number(index)), device)
+    return call(gpu, abs(_LAST - arguments.number(index)), device)
 
 
 def _with_old_form(call: Callable[..., int], device: Any, text: Any, length: Any) -> int:
