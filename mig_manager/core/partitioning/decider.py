@@ -171,7 +171,6 @@ class _Decider:
                 break
             position = best.position
             selected = node_sets.of([position])
-            search.forget(best.pods)
             best.change.drain(self.holding.early_gpus(position))
             desired = self._states.with_change(position, best.change)
             pods = tuple(self._batch.pods[rank] for rank in best.pods if rank < first_expected)

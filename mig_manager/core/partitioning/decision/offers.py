@@ -40,12 +40,12 @@ class PodLimit:
     sizes: Mapping[batches.Group, int]  # slices that a pod uses at least
     smallest: int  # smallest of the devices of all pods
 
-    def max_pods(self, served: int, used: int) -> int:
-        """Return how many pods can be served, given served pods and the slices that they use.
+    def max_pods_after(self, first: batches.Group) -> int:
+        """Return how many pods can be served after one of a group.
 
         No pod has less than one device, and no device less slices than the smallest.
         """
-        return served + self.idle + max(0, self.slices - used) // self.smallest
+        return self.idle + max(0, self.slices - self.sizes[first]) // self.smallest
 
 
 class Offers:
@@ -62,8 +62,6 @@ class Offers:
         self._batch = batch
         self._feasible = feasible
         self._available = feasible.available
-        self._valid_offers: dict[object, Offer] = {}
-        """By what decides an offer: the valid offers of nodes."""
         self._closed = {group: group.excluded | feasible.lacking(group) for group in batch.groups}
         """By group: the nodes that serve none of its pods, by quick comparisons."""
         self._sizes: dict[object, tuple[dict[model.Profile, int], dict[batches.Group, int]]] = {}
@@ -79,9 +77,8 @@ class Offers:
     ) -> Offer | None:
         """Return the best offer of a set of nodes to these pods, ascending; None if none serves.
 
-        Only nodes that can serve the first served pod are compared, and of these only nodes whose
-        free slices allow as many pods as the best offer. In a large cluster, the nodes with most
-        free slices are compared.
+        Only nodes that can serve the first served pod are compared. In a large cluster, the nodes
+        whose free slices allow most pods are compared.
         """
         queue = self._batch.queue(ranks)
         on_hold = node_sets.of(hold.position for hold in holding)
@@ -109,34 +106,21 @@ class Offers:
         if best and best.pods[0] < rank:
             return best
         group = self._batch.group[rank]
-        limits = [(i, self.limit(i)) for i in serving]
-        limits.sort(key=lambda each: -each[1].max_pods(1, each[1].sizes[group]))
-        searched = 0
-        for position, limit in limits:
-            least = len(best.pods) if best and best.pods[0] == rank else 0
-            if limit.max_pods(1, limit.sizes[group]) < least or searched >= _MAX_SEARCHED:
-                break
+        most_first = sorted(serving, key=lambda i: -self.limit(i).max_pods_after(group))
+        searched: set[object] = set()
+        for position in most_first:
             key = self._feasible.likeness(position)
             if any(position in nodes for nodes in skipped.values()):
                 key = position
-            offer = self._valid_offers.get(key)
-            if offer is None:
-                searched += 1
-                offer = self.offer(position, queue, skipped=skipped, limit=limit, least=least)
+            if key in searched:
+                continue  # an equal node before it in order has the same offer
+            if len(searched) >= _MAX_SEARCHED:
+                break
+            searched.add(key)
+            offer = self.offer(position, queue, skipped=skipped)
             if offer:
-                self._valid_offers[key] = offer
-                offer = dataclasses.replace(offer, position=position)
                 best = offer if best is None else min(best, offer, key=lambda each: each.order)
         return best
-
-    def forget(self, pods: Iterable[int]) -> None:
-        """Forget the offers to these pods."""
-        forgotten = {*pods}
-        self._valid_offers = {
-            key: offer
-            for key, offer in self._valid_offers.items()
-            if forgotten.isdisjoint(offer.pods)
-        }
 
     def offer(
         self,
@@ -145,14 +129,9 @@ class Offers:
         *,
         skipped: Skipped,
         holding: Sequence[holds.Hold] = (),
-        limit: PodLimit | None = None,
-        least: int = 0,
     ) -> Offer | None:
-        """Return the pods that a change of a node can serve.
-
-        None if it serves none, or fewer than ``least`` by its ``limit``.
-        """
-        limit = limit or self.limit(position)
+        """Return the pods that a change of a node can serve; None if it serves none."""
+        limit = self.limit(position)
         available = dict(self._available.of(position))
         change = self._feasible.trial(position)
         node_holds = [hold for hold in holding if hold.position == position]
@@ -182,8 +161,6 @@ class Offers:
                     continue
                 served.append(rank)
                 used += size
-                if limit.max_pods(len(served), used) < least:
-                    return None
                 for name, count in others:
                     available[name] -= count
             ranks = queue[group]

@@ -28,22 +28,15 @@ class ChangeableGpus:
         for state in states.values():
             for profile, count in state.idle_devices:
                 self.idle[profile] = self.idle.get(profile, 0) + count
-        self._maxima: dict[model.Profile, int] = {}
-        self._able: dict[model.Profile, Sequence[int]] = {}
 
     def maximum(self, profile: model.Profile) -> int:
         """Return how many devices of a profile fit beside the instances that stay."""
-        if profile not in self._maxima:
-            self._maxima[profile] = sum(self.search.max_beside(self.states.values(), profile))
-        return self._maxima[profile]
+        return sum(self.search.max_beside(self.states.values(), profile))
 
     def able(self, profile: model.Profile) -> Sequence[int]:
         """Return the GPUs on which a device of a profile fits beside the instances that stay."""
-        if profile not in self._able:
-            counts = self.search.max_beside(self.states.values(), profile)
-            able = [i for i, count in zip(self.states, counts, strict=True) if count]
-            self._able[profile] = able
-        return self._able[profile]
+        counts = self.search.max_beside(self.states.values(), profile)
+        return [i for i, count in zip(self.states, counts, strict=True) if count]
 
 
 class TrialChange:
