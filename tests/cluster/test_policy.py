@@ -379,7 +379,7 @@ def test_agent_may_remove_an_owners_taint_and_write_its_condition(scene: PolicyS
     assert written["metadata"]["labels"][well_known.STATE_LABEL] == "success"
 
 
-def test_the_agent_may_lift_no_cordon(scene: PolicyScene) -> None:
+def test_the_agent_may_not_remove_a_cordon(scene: PolicyScene) -> None:
     scene.people.patch(f"{NODES}/{NODE}", CORDON)
     lifted = {"spec": {"unschedulable": None}}
     assert "may not cordon" in clusters.refusal(lambda: patching(lifted)(scene))

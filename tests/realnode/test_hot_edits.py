@@ -52,7 +52,7 @@ def shipped_layouts(cluster: real_cluster.RealCluster) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("shipped_layouts")
-def test_a_broken_edit_changes_nothing_and_a_mended_one_takes_effect(
+def test_a_broken_edit_changes_nothing_and_a_corrected_one_takes_effect(
     cluster: real_cluster.RealCluster,
 ) -> None:
     edit(cluster, document({"3g.20gb": 2}, {"3g.20gb": 1}))

@@ -163,7 +163,7 @@ def test_a_newer_label_while_gpus_change_waits_for_the_end_of_the_change(
     node_state.assert_at_rest(cluster)
 
 
-def test_mig_is_disabled_despite_a_deaf_pod_and_settings_stay(
+def test_mig_is_disabled_despite_a_pod_that_ignores_sigterm(
     cluster: real_cluster.RealCluster,
 ) -> None:
     cluster.ensure_layout("all-2g.10gb")

@@ -211,7 +211,9 @@ def test_a_gpu_of_a_pod_is_refused(node: shell_node.ShellNode) -> None:
 
 
 @pytest.mark.slow
-def test_the_question_names_the_changes_and_no_changes_nothing(node: shell_node.ShellNode) -> None:
+def test_the_question_names_the_changes_and_the_answer_no_changes_nothing(
+    node: shell_node.ShellNode,
+) -> None:
     before = node.geometry
     line = ("acceptance", "--change-gpu", node.state.boards[0].uuid)
     arguments = [*line, "--simulate-state", str(node.path)]

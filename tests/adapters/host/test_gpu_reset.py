@@ -289,19 +289,6 @@ def test_a_daemon_that_did_not_release_the_gpu_is_named_if_it_is_visible(
     assert "unload nvidia_drm" in machine.refusal(gpus[:1]).message
 
 
-@pytest.mark.slow
-def test_persistence_mode_is_restored_after_a_refused_reset(machine: ResetMachine) -> None:
-    uuid = machine.state.boards[0].uuid
-    for kind in (states.ClientKind.PERSISTENCE_MODE, states.ClientKind.MONITOR):
-        machine.state.add_client(uuid, name="", kind=kind)
-
-    assert machine.refusal(machine.switch(0)[:1]).reason is Reason.IN_USE
-
-    kinds = {client.kind for client in machine.state.read().clients}
-    assert kinds == {states.ClientKind.PERSISTENCE_MODE, states.ClientKind.MONITOR}
-    assert machine.persistence_notes == [((uuid,), False), ((uuid,), True)]
-
-
 # -- what the tool answers --------------------------------------------------------------------
 
 

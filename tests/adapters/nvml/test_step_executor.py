@@ -173,7 +173,7 @@ def test_every_placement_is_reached_on_a_driver_that_chooses_them(boot: Boot) ->
     assert layout_table.gpu_in_words(rig.observe()) == instances
 
 
-def test_what_such_a_driver_created_elsewhere_is_removed_once_idle(boot: Boot) -> None:
+def test_instances_that_a_driver_created_elsewhere_are_removed_once_idle(boot: Boot) -> None:
     absent = ("nvmlDeviceCreateGpuInstanceWithPlacement",)
     rig = boot(options=states.Options(absent_functions=absent))
     create = gi_step(rig.enable(), "1g.5gb", 0)

@@ -97,7 +97,7 @@ def test_stale_slices_are_withdrawn_before_pods_may_be_scheduled_again() -> None
 
 
 @pytest.mark.parametrize("label_managed", [True, False])
-def test_no_device_can_be_allocated_once_the_last_users_were_sought(
+def test_no_device_can_be_allocated_after_the_last_search_for_users(
     *, label_managed: bool
 ) -> None:
     rig = nodes.dra_node(label_managed=label_managed)

@@ -114,7 +114,7 @@ def test_failing_exit_hook_does_not_hide_the_reason_of_a_failure(rig: node_rig.N
     assert rig.hooks.commands == [START, CONFIG, EXIT]
 
 
-def test_a_drain_that_fails_still_comes_to_the_last_point(rig: node_rig.NodeRig) -> None:
+def test_a_failed_drain_still_runs_the_hooks_of_the_last_point(rig: node_rig.NodeRig) -> None:
     rig.disruptions.refusals["affected"] = "budget 'pdb-a' allows no disruption"
 
     ends.run_to(rig, "one-slice-changed", Reason.DRAIN_TIMEOUT)

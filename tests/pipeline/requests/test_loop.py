@@ -27,7 +27,7 @@ LOCKED = errors.LockedError("another manager is at work: apply")
     ],
     ids=["transient failures", "a silent API", "a locked recovery"],
 )
-def test_a_request_is_retried_until_it_succeeds_after(
+def test_a_request_is_retried_until_it_succeeds(
     script: tuple[Reason | Exception, ...],
     recoveries: list[Exception],
     attempts: list[int],

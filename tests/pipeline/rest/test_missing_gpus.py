@@ -237,7 +237,7 @@ def test_a_gpu_that_the_driver_no_longer_lists_is_a_drift(layout: str, policy: s
 
 
 @pytest.mark.parametrize("event", ["reboot", "new request"])
-def test_a_vanished_gpu_does_not_count_as_drift_after(event: str) -> None:
+def test_a_vanished_gpu_is_no_drift_after_a_reboot_or_a_new_request(event: str) -> None:
     rig = nodes.node()
     agents.run(rig, "all-balanced")
     rig.gpus = rig.gpus[:1]

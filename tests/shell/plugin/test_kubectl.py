@@ -58,15 +58,6 @@ def test_oc_is_used_where_kubectl_is_missing(
     assert client().get("/api/v1/nodes/n1") == {"kind": "Node"}
 
 
-def test_a_missing_kubectl_is_a_usage_error(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-
-    with pytest.raises(errors.UsageError, match="kubectl is not found"):
-        client()
-
-
 def test_a_login_prompt_is_shown_without_control_characters(bin_: pathlib.Path) -> None:
     replace_kubectl(bin_, "printf 'open a browser \\033[2J\\n\\n' >&2; echo '{}'")
     notes: list[str] = []

@@ -47,34 +47,25 @@ def test_the_use_of_a_device_kind_is_explained(
 
 
 @pytest.mark.parametrize(
-    ("destroyed", "count", "may_evict", "text"),
+    ("resource", "destroyed", "count", "may_evict", "text"),
     [
-        (4, 1, True, "4 of 4 1g.5gb destroyed, which evicts ml/a"),
-        (4, 1, False, "4 of 4 1g.5gb destroyed, at least 1 of them in use by ml/a"),
-        (3, 2, True, "3 of 4 1g.5gb destroyed, at least 1 of them in use by ml/a (2)"),
+        (KIND, 4, 1, True, "4 of 4 1g.5gb destroyed, which evicts ml/a"),
+        (f"{KIND}.me", 4, 1, True, "4 of 4 1g.5gb+me destroyed, which evicts ml/a"),
+        (KIND, 4, 1, False, "4 of 4 1g.5gb destroyed, at least 1 of them in use by ml/a"),
+        (KIND, 3, 2, True, "3 of 4 1g.5gb destroyed, at least 1 of them in use by ml/a (2)"),
         (
-            1,
-            2,
-            True,
+            *(KIND, 1, 2, True),
             "1 of 4 1g.5gb destroyed; if possible, the agent keeps those in use by ml/a (2)",
         ),
     ],
 )
 def test_a_loss_of_devices_is_explained(
-    destroyed: int, count: int, text: str, *, may_evict: bool
+    resource: str, destroyed: int, count: int, text: str, *, may_evict: bool
 ) -> None:
-    kind = resources.DeviceKind(resource=KIND, count=4, pods={"ml/a": count})
+    kind = resources.DeviceKind(resource=resource, count=4, pods={"ml/a": count})
 
     loss = resources.Loss(kind=kind, destroyed=destroyed)
     assert node_plans.loss_text(loss, may_evict=may_evict) == text
-
-
-def test_a_device_kind_is_named_by_its_profile_not_its_resource() -> None:
-    kind = resources.DeviceKind(resource="nvidia.com/mig-1g.10gb.me", count=1, pods={"ml/a": 1})
-
-    text = node_plans.loss_text(resources.Loss(kind=kind, destroyed=1))
-
-    assert text == "1 of 1 1g.10gb+me destroyed, which evicts ml/a"
 
 
 def report(

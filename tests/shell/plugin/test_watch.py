@@ -121,7 +121,7 @@ def test_a_pipe_gets_a_line_for_each_change_of_a_node(
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("another_node")
-def test_a_view_that_cannot_be_renewed_says_since_when_and_why(
+def test_a_view_that_cannot_be_refreshed_says_since_when_and_why(
     five_node_cluster: plugin_rig.KubectlUser,
 ) -> None:
     with watch(five_node_cluster, "gpu-9") as process:

@@ -65,7 +65,7 @@ def test_a_narrow_slice_drops_the_memory_from_its_title_and_keeps_its_mark() -> 
     assert "destroy" in shown
 
 
-def test_a_narrow_slice_that_nothing_fits_has_a_whole_word() -> None:
+def test_a_narrow_slice_that_nothing_fits_has_a_whole_word_as_its_label() -> None:
     assert "│none│" in pictures(samples.gpu(samples.A100, "1g.5gb@6"), 60).replace(" ", "")
 
 

@@ -299,7 +299,7 @@ def test_a_whole_node_change_affects_only_pods_that_use_or_request_a_gpu() -> No
         ({"ids": {"nvidia0/gi7"}, "gpu_resources": frozenset({"nvidia.com/gpu"})}, True),
     ],
 )
-def test_users_has_a_pod_that_only_kubelet_lists(fields: dict[str, Any], *, is_user: bool) -> None:
+def test_a_pod_that_only_kubelet_lists_is_a_user(fields: dict[str, Any], *, is_user: bool) -> None:
     ids, drivers = fields.pop("ids", ()), fields.pop("drivers", ())
     gpu_users = users([], (using(ids, *drivers, **fields),), ONE)
     assert [(each.key, each.is_unlisted) for each in gpu_users] == [("default/p", True)] * is_user
@@ -313,7 +313,9 @@ def test_users_has_a_pod_that_only_kubelet_lists(fields: dict[str, Any], *, is_u
         using({"nvidia0/gi7"}, gpu_resources=frozenset({"nvidia.com/gpu"})),
     ],
 )
-def test_users_joins_the_devices_of_pods_with_one_name(namesake: pod_object.PodDevices) -> None:
+def test_pods_with_one_name_are_one_user_with_all_their_devices(
+    namesake: pod_object.PodDevices,
+) -> None:
     other = using({"mlx5_0"}, "nic.example.com")
     for both in ((namesake, other), (other, namesake)):
         assert [each.key for each in users([], both, ONE)] == ["default/p"]
@@ -334,7 +336,7 @@ GONE = frozenset({driver_rules.mig_uuid("gone")})
         (None, None, False),
     ],
 )
-def test_users_has_a_pod_whose_device_no_gpu_has_unless_it_has_no_process(
+def test_a_pod_whose_device_no_gpu_has_is_a_user_unless_it_has_no_process(
     known_ids: frozenset[str] | None, owners: list[str] | None, *, is_user: bool
 ) -> None:
     processes = None if owners is None else {GPU: [process(owner=owner) for owner in owners]}
@@ -367,7 +369,7 @@ def test_device_ids_are_unknown_with_a_gpu_that_cannot_be_observed() -> None:
         ({"claimed_ids": ONE, "claimed_resources": frozenset({"nvidia.com/gpu"})}, ONE, False),
     ],
 )
-def test_undecided_are_the_pods_whose_devices_only_a_silent_kubelet_knows(
+def test_pods_whose_devices_only_a_silent_kubelet_knows_are_undecided(
     changed: dict[str, Any], affected: frozenset[str], *, is_undecided: bool
 ) -> None:
     usage = gpu_use.Usage(

@@ -31,7 +31,7 @@ def some_in_use(data: st.DataObject, gpu: model.Gpu) -> frozenset[model.Placemen
 
 @pytest.mark.parametrize("product", samples.PRODUCTS)
 @hypothesis.given(data=st.data())
-def test_the_free_of_every_product_equals_exhaustive_search(
+def test_free_devices_of_every_product_equal_exhaustive_search(
     product: str, data: st.DataObject
 ) -> None:
     gpu = data.draw(drawn_gpus.gpus(product, splits=False))

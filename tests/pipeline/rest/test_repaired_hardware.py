@@ -53,7 +53,7 @@ def no_permission(rig: node_rig.NodeRig) -> Callable[[], None]:
     ],
 )
 @pytest.mark.parametrize("checks", [0, 2])
-def test_hardware_mended_after_a_final_failure_is_served(
+def test_hardware_repaired_after_a_final_failure_is_served(
     fail: Callable[[node_rig.NodeRig], Callable[[], None]], reason: Reason, checks: int
 ) -> None:
     rig = nodes.node()
