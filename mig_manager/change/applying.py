@@ -10,7 +10,7 @@ import hashlib
 from collections.abc import Callable, Iterator
 
 from mig_manager import errors, reasons
-from mig_manager.change import hook_points, local, local_journal, transaction
+from mig_manager.change import hook_points, journal_file, shell, transaction
 from mig_manager.core import gpu_processes, model, ports, steps
 from mig_manager.core.files import checkpoint
 from mig_manager.core.layout import layouts, plans, selection
@@ -19,7 +19,7 @@ from mig_manager.core.records import journals
 
 
 def apply(
-    deps: local.LocalDependencies,
+    deps: shell.Dependencies,
     resolve: Callable[[], layouts.Layout],
     *,
     is_mode_only: bool = False,
@@ -62,15 +62,13 @@ def apply(
         unrestored_snapshots=functools.partial(selection.unrestored_elsewhere, layout),
     )
     lock = (
-        contextlib.nullcontext()
-        if is_locked
-        else local.hold_lock(deps, f"apply {requested.full_name}")
+        contextlib.nullcontext() if is_locked else deps.hold_lock(f"apply {requested.full_name}")
     )
     return _run(deps, requested, points, lock)
 
 
 def restore(
-    deps: local.LocalDependencies,
+    deps: shell.Dependencies,
     source: ports.TextSource,
     *,
     is_mode_only: bool = False,
@@ -101,19 +99,19 @@ def restore(
         unrestored_snapshots=model.ObservedGpus.unreachable_snapshots,
     )
     points = hook_points.HookPoints(deps.hooks)
-    lock = local.hold_lock(deps, f"restore {requested.full_name}")
+    lock = deps.hold_lock(f"restore {requested.full_name}")
     return _run(_aware_of_hooks(deps, points), requested, points, lock)
 
 
 def _aware_of_hooks(
-    deps: local.LocalDependencies, points: hook_points.HookPoints
-) -> local.LocalDependencies:
+    deps: shell.Dependencies, points: hook_points.HookPoints
+) -> shell.Dependencies:
     """Accept kubelet's last answer once a hook has run, which may stop kubelet."""
     pods = dataclasses.replace(deps.pods, has_hook_run=lambda: points.has_run)
     return dataclasses.replace(deps, pods=pods)
 
 
-def _known_processes(deps: local.LocalDependencies) -> gpu_processes.Processes | None:
+def _known_processes(deps: shell.Dependencies) -> gpu_processes.Processes | None:
     """Return the processes that use each GPU; None if the driver refuses."""
     # What blocks the change is asked again when it begins.
     with contextlib.suppress(errors.HardwareError):
@@ -144,15 +142,15 @@ class _RequestedLayout:
 
 
 def _run(
-    deps: local.LocalDependencies,
+    deps: shell.Dependencies,
     requested: _RequestedLayout,
     points: hook_points.HookPoints,
     lock: contextlib.AbstractContextManager[None],
 ) -> plans.ApplyResult:
     points.load()
     with lock:
-        observed = local.observe_when_loaded(deps)
-        recorder = local_journal.open_recorder(deps, observed, layout=requested.full_name)
+        observed = deps.observe_when_loaded()
+        recorder = journal_file.open_recorder(deps, observed, layout=requested.full_name)
         change = _LockedChange(
             deps=deps,
             requested=requested,
@@ -206,10 +204,10 @@ class _LayoutAndRollback:
 class _LockedChange:
     """One change, under the lock."""
 
-    deps: local.LocalDependencies
+    deps: shell.Dependencies
     requested: _RequestedLayout
     points: hook_points.HookPoints
-    recorder: local_journal.LocalRecorder
+    recorder: journal_file.FileRecorder
     interrupted: journals.Journal  # the journal of an interrupted run
 
     def run(self, observed: model.ObservedGpus) -> plans.ApplyResult:
@@ -294,7 +292,7 @@ class _LockedChange:
 
     def _note_interrupted(self, combined: _LayoutAndRollback, first: plans.Planned) -> None:
         """Say what becomes of an interrupted change."""
-        former = local_journal.describe_interrupted(self.interrupted)
+        former = journal_file.describe_interrupted(self.interrupted)
 
         def name(snapshots: model.Snapshots) -> str:
             return ", ".join(map(str, first.gpus.only(gpu.uuid for gpu in snapshots)))
@@ -306,7 +304,7 @@ class _LockedChange:
             )
         if self.interrupted.gpus.snapshots and not first.plan.is_empty:
             covered = self.requested.gpu_uuids(first.gpus)
-            restored = local_journal.list_restored_outside(first.gpus, combined.idle, covered)
+            restored = journal_file.list_restored_outside(first.gpus, combined.idle, covered)
             but = f", but not {inside}, which pods or processes use" if inside else ""
             also = f"; this one also restores {restored}, outside its layout" if restored else ""
             self.deps.notify(
@@ -317,8 +315,7 @@ class _LockedChange:
     def _execute(
         self, combined: _LayoutAndRollback, first: plans.Planned, check: hook_points.Check
     ) -> plans.ApplyResult:
-        change = local.new_transaction(
-            self.deps,
+        change = self.deps.new_transaction(
             self.recorder,
             check=check,
             may_stay_pending=combined.may_stay_pending,
@@ -356,7 +353,7 @@ class _LockedChange:
                 with contextlib.suppress(errors.MigManagerError):
                     self._keep_pending_modes(self.deps.gpus.observe())
             if not self.recorder.journal.is_empty:
-                error.add(local_journal.RETRIED_LATER)
+                error.add(journal_file.RETRIED_LATER)
             raise
         return plans.ApplyResult(
             layout=first.layout,

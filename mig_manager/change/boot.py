@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from mig_manager import errors, reasons
-from mig_manager.change import applying, local, local_journal, transaction
+from mig_manager.change import applying, journal_file, shell, transaction
 from mig_manager.core import model
 from mig_manager.core.layout import layouts, plans
 from mig_manager.core.planner import planner
@@ -57,7 +57,7 @@ class Restored:
 
 
 def boot(
-    deps: local.LocalDependencies,
+    deps: shell.Dependencies,
     fallback: Callable[[], layouts.Layout] | None,
     *,
     driver_timeout_s: float,
@@ -80,7 +80,7 @@ def boot(
     deps = dataclasses.replace(deps, driver_timeout_s=driver_timeout_s)
     problems: tuple[Problem, ...] = ()
     if fallback is not None or _is_saved(deps):
-        with local.hold_lock(deps, "restore the layout of this node"):
+        with deps.hold_lock("restore the layout of this node"):
             # The manager that had the lock may have verified another layout.
             saved, problems = _read(deps)
             if saved is not None:
@@ -94,12 +94,12 @@ def boot(
                     problems=problems,
                     faults=tuple(gpu_recovery.faults(applied.gpus)),
                 )
-    if result := local_journal.undo_interrupted(deps):
+    if result := journal_file.undo_interrupted(deps):
         deps.notify(result)
     return Restored(layout="", rounds=(), problems=problems)
 
 
-def _is_saved(deps: local.LocalDependencies) -> bool:
+def _is_saved(deps: shell.Dependencies) -> bool:
     """Return whether a layout is saved, even an invalid one."""
     try:
         return deps.verified_layout_file.read() is not None
@@ -108,7 +108,7 @@ def _is_saved(deps: local.LocalDependencies) -> bool:
 
 
 def _read(
-    deps: local.LocalDependencies,
+    deps: shell.Dependencies,
 ) -> tuple[verified_layouts.VerifiedLayout | None, tuple[Problem, ...]]:
     """Return the saved layout, or why it is invalid."""
     try:
@@ -145,8 +145,8 @@ class _RestoreOutcome:
 class _LockedBoot:
     """The restore of one saved layout, under the lock."""
 
-    deps: local.LocalDependencies
-    recorder: local_journal.LocalRecorder
+    deps: shell.Dependencies
+    recorder: journal_file.FileRecorder
     target: Mapping[str, model.GpuSnapshot]  # the desired state of each GPU, by UUID
     interrupted: dict[str, model.GpuSnapshot]  # GPUs before an interrupted run, for a rollback
     unreachable: model.Snapshots  # in the journal
@@ -213,9 +213,7 @@ class _LockedBoot:
                 self.deps, idle_timeout_s=idle_timeout_s, in_use_timeout_s=idle_timeout_s
             )
             change = dataclasses.replace(
-                local.new_transaction(
-                    deps, self.recorder, check=self.check, kept_snapshots=others
-                ),
+                deps.new_transaction(self.recorder, check=self.check, kept_snapshots=others),
                 refresh_files=None,  # once, after the last GPU
             )
             after, executed = change.run(
@@ -234,10 +232,13 @@ class _LockedBoot:
 
 
 def _restore(
-    deps: local.LocalDependencies, saved: verified_layouts.VerifiedLayout, *, resets_faulty: bool
+    deps: shell.Dependencies,
+    saved: verified_layouts.VerifiedLayout,
+    *,
+    resets_faulty: bool,
 ) -> Restored:
-    observed = local.observe_when_loaded(deps)
-    recorder = local_journal.open_recorder(deps, observed, layout=saved.layout)
+    observed = deps.observe_when_loaded()
+    recorder = journal_file.open_recorder(deps, observed, layout=saved.layout)
     interrupted = {gpu.uuid: gpu for gpu in recorder.journal.gpus.snapshots}
     # The interrupted run may have changed GPUs that the saved layout does not cover. It lists such
     # GPUs as that run left them, if at all.

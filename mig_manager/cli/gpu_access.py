@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from mig_manager import errors, reasons
 from mig_manager.adapters import host
-from mig_manager.change import local, pod_use
+from mig_manager.change import pod_use, shell
 from mig_manager.cli import gpu_settings, progress
 from mig_manager.cli.toolkit import console
 from mig_manager.core import gpu_processes, model, ports
@@ -88,9 +88,7 @@ class CommandAdapters:
             telemetry=progress.Progress(self._terminal.remarks, columns or 0),
         )
 
-    def dependencies(
-        self, hook_variables: Mapping[str, str] | None = None
-    ) -> local.LocalDependencies:
+    def dependencies(self, hook_variables: Mapping[str, str] | None = None) -> shell.Dependencies:
         """Return the dependencies of a change; a worker process changes the GPUs.
 
         ``hook_variables`` are the command's options as mig-parted passes them to hooks; None runs
@@ -101,7 +99,7 @@ class CommandAdapters:
 
         settings = self.settings
         gpus = self._terminal.replace_adapter(self.worker_gpus)
-        dependencies = local.LocalDependencies(
+        dependencies = shell.Dependencies(
             gpus=gpus,
             processes=gpus.processes,
             lock=lock_file.LockFile(

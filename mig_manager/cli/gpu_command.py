@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from mig_manager import errors, reasons
 from mig_manager.adapters.host import files, line_writer, process
-from mig_manager.change import local_journal
+from mig_manager.change import journal_file
 from mig_manager.cli import gpu_access, gpu_settings
 from mig_manager.cli.toolkit import console, gpu_text
 from mig_manager.core import messages, model
@@ -135,7 +135,7 @@ class GpuCommand(gpu_access.CommandAdapters):
         """Say that 'apply' undoes an interrupted run, which its plan does not show."""
         journal = files.JournalFile(self.settings.journal_file)
         gpus, desired = planned.gpus, planned.desired
-        if interrupted := local_journal.what_follows(journal, gpus, desired):
+        if interrupted := journal_file.what_follows(journal, gpus, desired):
             self._terminal.note(interrupted)
 
     def changed_by(self) -> str:
@@ -157,7 +157,7 @@ class GpuCommand(gpu_access.CommandAdapters):
                 self.warn([f"{manager} is changing the GPUs, which may be half changed"])
                 return
         journal = files.JournalFile(settings.journal_file)
-        if interrupted := local_journal.what_follows(journal):
+        if interrupted := journal_file.what_follows(journal):
             self.warn([interrupted])
 
     def warn_unreachable(self, unreachable: Sequence[model.UnreachableGpu], effect: str) -> None:

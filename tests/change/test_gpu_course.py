@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from mig_manager import errors, reasons
-from mig_manager.change import local_journal
+from mig_manager.change import journal_file
 from mig_manager.cli.acceptance import gpu_course
 from mig_manager.core import model, steps
 from mig_manager.core.acceptance.stages import StageOutcome
@@ -162,7 +162,7 @@ def test_after_a_kill_in_the_course_the_next_command_restores_the_gpu() -> None:
     host.run_course()
     assert kills
     for killed in kills[::3]:  # each kind of step at some placements
-        local_journal.undo_interrupted(killed.deps)
+        journal_file.undo_interrupted(killed.deps)
 
         assert killed.geometry == before
         assert killed.journal.text is None

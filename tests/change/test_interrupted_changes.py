@@ -6,7 +6,7 @@ import re
 import pytest
 
 from mig_manager import errors, reasons
-from mig_manager.change import applying, layout_store, local_journal, pod_use
+from mig_manager.change import applying, journal_file, layout_store, pod_use
 from mig_manager.core import model, steps
 from tests.change.forks import refuse, refuse_first_creation_on
 from tests.rigs.node import call_errors, fake_cluster, gpu_values, moments, samples
@@ -240,7 +240,7 @@ def test_a_journal_older_than_an_agents_verified_layout_undoes_nothing(rig: Loca
     verified = rig.geometry
 
     observed = rig.deps.gpus.observe()
-    assert local_journal.as_if_undone(rig.deps, observed, rig.gpus[0]) == rig.gpus[0]
+    assert journal_file.as_if_undone(rig.deps, observed, rig.gpus[0]) == rig.gpus[0]
     with pytest.raises(errors.LayoutError):
         rig.change_to("too-much")
 

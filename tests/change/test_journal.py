@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from mig_manager import errors, reasons
-from mig_manager.change import local_journal
+from mig_manager.change import journal_file
 from mig_manager.core import steps
 from mig_manager.core.planner import planner
 from mig_manager.core.records import journals
@@ -75,7 +75,7 @@ def test_without_a_journal_nothing_is_changed(rig: LocalRig, refused: set[str]) 
         rig.change_to("requested")
 
     assert caught.value.own_remedy == "Run as root, or name another file with --journal-file."
-    assert local_journal.RETRIED_LATER not in caught.value.message
+    assert journal_file.RETRIED_LATER not in caught.value.message
     assert rig.geometry == before
     assert rig.driver.executed_steps == []
 
@@ -94,7 +94,7 @@ def test_a_disk_that_fills_during_a_change_hides_no_failure(rig: LocalRig) -> No
 
 def test_a_reset_whose_journal_cannot_be_written_is_reported(rig: LocalRig) -> None:
     before = journals.GpuEntries(snapshots=tuple(gpu.snapshot for gpu in rig.gpus))
-    recorder = local_journal.LocalRecorder(
+    recorder = journal_file.FileRecorder(
         rig.deps, journals.Journal(layout="requested", gpus=before)
     )
     rig.journal.failing_operations = {"write"}

@@ -10,7 +10,7 @@ from mig_manager import errors
 from mig_manager.adapters import cuda
 from mig_manager.adapters.host import device_users
 from mig_manager.adapters.nvml import worker_client
-from mig_manager.change import local, local_journal
+from mig_manager.change import journal_file, shell
 from mig_manager.cli import gpu_access
 from mig_manager.cli.acceptance import gpu_course
 from mig_manager.cli.toolkit import console
@@ -58,7 +58,7 @@ class _Observer(ports.Telemetry):
 def run(
     uuid: str,
     survey: surveys.Survey,
-    deps: local.LocalDependencies,
+    deps: shell.Dependencies,
     access: gpu_access.CommandAdapters,
     asked_at: console.Console | None,
 ) -> ObservedCourse:
@@ -77,12 +77,12 @@ def run(
     gpu = gpu_course.find_gpu(observed, uuid)
     _require_no_processes(gpu, gpus)
     deps.pods.require_unused({gpu.uuid}, (gpu,))
-    if interrupted := local_journal.what_follows(deps.journal):
+    if interrupted := journal_file.what_follows(deps.journal):
         deps.notify(f"{interrupted}; so does this command, before the course")
-    gpu_course.require_unused(local_journal.as_if_undone(deps, observed, gpu))
+    gpu_course.require_unused(journal_file.as_if_undone(deps, observed, gpu))
     if asked_at is not None:
         _ask(gpu, asked_at)
-    if undone := local_journal.undo_interrupted(deps):
+    if undone := journal_file.undo_interrupted(deps):
         deps.notify(undone)
     line = cuda.command(
         library_path=access.settings.gpus.library_path,

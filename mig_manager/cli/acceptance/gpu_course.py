@@ -11,7 +11,7 @@ import functools
 from collections.abc import Callable, Iterator, Mapping
 
 from mig_manager import errors, reasons
-from mig_manager.change import change_recorder, local, local_journal, transaction
+from mig_manager.change import change_recorder, journal_file, shell, transaction
 from mig_manager.core import model, steps
 from mig_manager.core.acceptance import stages
 from mig_manager.core.planner import planner
@@ -50,7 +50,10 @@ does, or an empty text."""
 
 
 def run(
-    deps: local.LocalDependencies, uuid: str, killing_after: KillingAfter, using: Using
+    deps: shell.Dependencies,
+    uuid: str,
+    killing_after: KillingAfter,
+    using: Using,
 ) -> CourseResult:
     """Run the course on an idle GPU, and restore the GPU whatever happens.
 
@@ -64,14 +67,14 @@ def run(
         UsageError: No such GPU, an earlier change was left unfinished, or lock or journal cannot
             be written; nothing was changed.
     """
-    with local.hold_lock(deps, f"{NAME} of a GPU"):
-        observed = local.observe_when_loaded(deps)
-        recorder = local_journal.open_recorder(deps, observed, layout=NAME)
+    with deps.hold_lock(f"{NAME} of a GPU"):
+        observed = deps.observe_when_loaded()
+        recorder = journal_file.open_recorder(deps, observed, layout=NAME)
         gpu = find_gpu(observed, uuid)
         require_unused(gpu)
         if recorder.journal.gpus.snapshots:
             raise errors.UsageError(
-                local_journal.describe_interrupted(recorder.journal),
+                journal_file.describe_interrupted(recorder.journal),
                 remedy="Run 'mig-manager apply' or 'restore' first.",
             )
         course = _Course(
@@ -128,8 +131,8 @@ def require_unused(gpu: model.Gpu) -> None:
 
 @dataclasses.dataclass(slots=True, kw_only=True)
 class _Course:
-    deps: local.LocalDependencies
-    recorder: local_journal.LocalRecorder
+    deps: shell.Dependencies
+    recorder: journal_file.FileRecorder
     initial: model.GpuSnapshot
     killing_after: KillingAfter
     using: Using
@@ -196,7 +199,7 @@ class _Course:
             lambda gpus: planner.plan(gpus, {self.uuid: desired}),
             lambda _, before: before,  # the journal ends with the course
         )
-        self.observed, _ = local.new_transaction(self.deps, self.recorder).run(
+        self.observed, _ = self.deps.new_transaction(self.recorder).run(
             goal.plan(self.observed),
             goal,
             observed=self.observed,
@@ -250,8 +253,8 @@ class _Course:
         before = planner.baseline(self._plan(mine), self.observed)
         # The journal of the course has both, so that a kill leaves neither.
         self._change(_with_instances(mine, unowned))
-        change = local.new_transaction(
-            self.deps, self.recorder, kept_snapshots=self.recorder.journal.gpus.snapshots
+        change = self.deps.new_transaction(
+            self.recorder, kept_snapshots=self.recorder.journal.gpus.snapshots
         )
         rollback = change.roll_back(before)
         self.observed = self.deps.gpus.observe()
@@ -266,7 +269,7 @@ class _Course:
             self._change(desired)
         # The next command would undo it in the same way, from the file.
         observed = self.deps.gpus.observe()
-        self.recorder = local_journal.open_recorder(self.deps, observed, layout=NAME)
+        self.recorder = journal_file.open_recorder(self.deps, observed, layout=NAME)
         self.undo()
 
     def _reset(self) -> None:
@@ -291,7 +294,7 @@ class _Course:
         before = self.recorder.journal.gpus.snapshots or (
             dataclasses.replace(self.initial, created=()),
         )
-        local.new_transaction(self.deps, self.recorder).roll_back(before, requires_idle=True)
+        self.deps.new_transaction(self.recorder).roll_back(before, requires_idle=True)
         self.observed = self.deps.gpus.observe()
         if _shape(self.gpu.snapshot) != _shape(self.initial):
             raise errors.HardwareError(

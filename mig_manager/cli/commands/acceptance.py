@@ -83,7 +83,7 @@ def run(settings: Settings, terminal: console.Console) -> int:
         MigManagerError: As ``confirmed_course.run``.
     """
     from mig_manager.adapters.host import files
-    from mig_manager.change import local_journal
+    from mig_manager.change import journal_file
     from mig_manager.cli import gpu_access
     from mig_manager.cli.acceptance import acceptance_report, confirmed_course
 
@@ -96,7 +96,7 @@ def run(settings: Settings, terminal: console.Console) -> int:
     survey = access.worker_gpus.survey()
     course = None
     if settings.changed_gpu is None:
-        if interrupted := local_journal.what_follows(deps.journal):
+        if interrupted := journal_file.what_follows(deps.journal):
             terminal.note(interrupted)
     else:
         asked_at = None if settings.is_confirmed else terminal

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from mig_manager import errors
-from mig_manager.change import applying, boot, local, pod_use
+from mig_manager.change import applying, boot, pod_use, shell
 from mig_manager.core.layout import config, layout_documents, layouts, plans
 from mig_manager.core.records import journals, verified_layouts
 from tests.rigs import layout_table
@@ -56,7 +56,7 @@ class LocalRig(node_rig.NodeRig):
         self.layouts = document
         self.lock = fakes.FakeLock()
         self.journal = saved_file.FakeSavedFile()
-        self.guard: local.SignalsDeferred = lambda: contextlib.nullcontext(tuple)
+        self.guard: shell.SignalsDeferred = lambda: contextlib.nullcontext(tuple)
         self.notes: list[str] = []
         if start != "off":
             self.set_up(start)
@@ -142,8 +142,8 @@ class LocalRig(node_rig.NodeRig):
         self.gpus = other.gpus
 
     @property
-    def deps(self) -> local.LocalDependencies:
-        return local.LocalDependencies(
+    def deps(self) -> shell.Dependencies:
+        return shell.Dependencies(
             gpus=fake_host.FakeGpus(self),
             lock=self.lock,
             journal=self.journal,

@@ -10,7 +10,7 @@ from collections.abc import Collection
 from typing import Unpack
 
 from mig_manager import errors
-from mig_manager.change import local
+from mig_manager.change import shell
 from mig_manager.core import model, ports, steps
 from mig_manager.core.planner import planner
 from mig_manager.core.records import journals, run_status
@@ -19,10 +19,10 @@ RETRIED_LATER = "the next 'apply' tries again"
 
 
 @dataclasses.dataclass(slots=True)
-class LocalRecorder:
+class FileRecorder:
     """Writes the journal to a file; implements ``change_recorder.ChangeRecorder``."""
 
-    deps: local.LocalDependencies
+    deps: shell.Dependencies
     journal: journals.Journal
     layout: str = ""  # the layout that the next change applies
 
@@ -69,7 +69,7 @@ class LocalRecorder:
     def refresh_files(self) -> None:
         """Refresh stale device files; HostError (DEVICE_FILES_FAILED) if that fails."""
         if self.journal.gpus.has_stale_files:
-            local.new_transaction(self.deps, self).refresh()
+            self.deps.new_transaction(self).refresh()
 
     def undo(self, observed: model.ObservedGpus) -> str:
         """Roll back an interrupted run; return the outcome, empty if there was none."""
@@ -85,7 +85,7 @@ class LocalRecorder:
         if not self.deps.may_reset and any(gpu.needs_reset for gpu in plan.gpus):
             return f"{interrupted} and is not undone, because that resets a GPU"
         with self.deps.uninterrupted():
-            result = local.new_transaction(self.deps, self).roll_back(before, requires_idle=True)
+            result = self.deps.new_transaction(self).roll_back(before, requires_idle=True)
         if result.is_complete and not result.unrestored:
             return f"{interrupted} and is undone now"
         return f"{interrupted}; {result.message}; {RETRIED_LATER}"
@@ -120,7 +120,7 @@ def what_follows(
 
 
 def as_if_undone(
-    deps: local.LocalDependencies, observed: model.ObservedGpus, gpu: model.Gpu
+    deps: shell.Dependencies, observed: model.ObservedGpus, gpu: model.Gpu
 ) -> model.Gpu:
     """Return a GPU as undoing an interrupted run leaves it."""
     entries = _read(deps.journal)
@@ -152,7 +152,7 @@ def list_restored_outside(
     return ", ".join(str(gpu) for gpu in observed if gpu.uuid in uuids)
 
 
-def undo_interrupted(deps: local.LocalDependencies) -> str:
+def undo_interrupted(deps: shell.Dependencies) -> str:
     """Roll back an interrupted run; return the outcome, empty if there was none.
 
     Raises:
@@ -163,14 +163,14 @@ def undo_interrupted(deps: local.LocalDependencies) -> str:
     with contextlib.suppress(errors.ConfigError):
         if deps.journal.read() is None:
             return ""
-    with local.hold_lock(deps, "undo an unfinished change"):
-        observed = local.observe_when_loaded(deps)
+    with deps.hold_lock("undo an unfinished change"):
+        observed = deps.observe_when_loaded()
         return open_recorder(deps, observed).undo(observed)
 
 
 def open_recorder(
-    deps: local.LocalDependencies, observed: model.ObservedGpus, *, layout: str = ""
-) -> LocalRecorder:
+    deps: shell.Dependencies, observed: model.ObservedGpus, *, layout: str = ""
+) -> FileRecorder:
     """Open the journal, with the entries of an interrupted run if there are any.
 
     ``layout`` is the one to apply next.
@@ -178,7 +178,7 @@ def open_recorder(
     Raises:
         UsageError: An invalid journal cannot be moved away.
     """
-    empty = LocalRecorder(deps, journals.Journal(layout=layout), layout)
+    empty = FileRecorder(deps, journals.Journal(layout=layout), layout)
     try:
         text = deps.journal.read()
         if text is None:
@@ -198,7 +198,7 @@ def open_recorder(
             "and otherwise ignored"
         )
         return empty
-    recorder = LocalRecorder(
+    recorder = FileRecorder(
         deps,
         # The other entries are the agent's, and do not occur in a file.
         journals.Journal(
@@ -226,7 +226,9 @@ def open_recorder(
 
 
 def _restore_persistence(
-    deps: local.LocalDependencies, journal: journals.Journal, observed: model.ObservedGpus
+    deps: shell.Dependencies,
+    journal: journals.Journal,
+    observed: model.ObservedGpus,
 ) -> tuple[str, ...]:
     """Switch on the persistence mode that an interrupted run switched off.
 
@@ -248,7 +250,9 @@ def _restore_persistence(
 
 
 def _why_outdated(
-    deps: local.LocalDependencies, journal: journals.Journal, observed: model.ObservedGpus
+    deps: shell.Dependencies,
+    journal: journals.Journal,
+    observed: model.ObservedGpus,
 ) -> str:
     """Return why the journal is outdated; empty unless another program set up its GPUs since."""
     uuids = {gpu.uuid for gpu in journal.gpus.snapshots}
