@@ -9,7 +9,7 @@ import structlog
 
 from mig_manager import errors
 from mig_manager.agent import agent_settings, attempt_memory, publish
-from mig_manager.change import layout_store, transaction
+from mig_manager.change import layout_store, node_lock
 from mig_manager.core import model, ports, timing
 from mig_manager.core.layout import config, layout_documents
 from mig_manager.core.settings import node_settings
@@ -72,7 +72,7 @@ class NodeContext:
             Superseded: On entering: the wait was interrupted.
         """
         wait = wait or timing.Wait(clock=self.deps.clock)
-        return transaction.hold_lock(self.deps.lock, doing, wait, changes_gpus=changes_gpus)
+        return node_lock.hold(self.deps.lock, doing, wait, changes_gpus=changes_gpus)
 
     def observe(self) -> model.ObservedGpus:
         """Observe the GPUs while no other manager changes them.

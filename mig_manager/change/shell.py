@@ -10,6 +10,7 @@ from mig_manager.change import (
     change_recorder,
     hook_points,
     layout_store,
+    node_lock,
     plan_executor,
     pod_use,
     transaction,
@@ -65,7 +66,7 @@ class Dependencies:
             LockedError: On entering: another manager had the lock until the deadline.
             UsageError: On entering: the lock file cannot be written.
         """
-        lock = transaction.hold_lock(self.lock, doing, self.new_wait(self.lock_timeout_s))
+        lock = node_lock.hold(self.lock, doing, self.new_wait(self.lock_timeout_s))
         with contextlib.ExitStack() as stack:
             try:
                 stack.enter_context(lock)

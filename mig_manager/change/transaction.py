@@ -1,23 +1,20 @@
-"""One change of the GPUs, all or nothing: lock, journal, execute, verify, roll back on failure.
+"""One change of the GPUs, all or nothing: journal, execute, verify, roll back on failure.
 
 Agent, ``apply``, ``restore`` and ``boot`` all use this transaction. They differ before and after
 it, in the target, and in where they keep the journal: in a file or on the Node.
 """
 
-import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import structlog
 
 from mig_manager import errors, reasons
-from mig_manager.change import change_recorder, hook_points, plan_executor, rollback
-from mig_manager.core import messages, model, ports, steps, timing
+from mig_manager.change import change_plans, change_recorder, hook_points, plan_executor, rollback
+from mig_manager.core import messages, model, steps, timing
 from mig_manager.core.planner import planner, vgpus
 
 _log = structlog.get_logger()
-
-_MAX_PLANS = 3  # the mode, then instances whose profiles are known only then, and one to spare
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -34,30 +31,8 @@ class ChangeTarget:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Executed:
-    """A plan that was executed."""
-
-    plan: steps.Plan
-    gpus: model.ObservedGpus  # before the plan
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class _NextPlan:
-    """The next plan of a change; without steps, if the target is reached."""
-
-    plan: steps.Plan
-    gpus: model.ObservedGpus  # before the plan
-    snapshots: model.Snapshots  # the GPUs that a rollback restores once the plan has begun
-    earlier: model.Snapshots
-    """``snapshots`` without this plan: the rollback until it has begun. The instances that a stale
-    plan would create belong to another program."""
-    executed: tuple[Executed, ...] = ()
-    is_first_part: bool = False  # whether it only changes the MIG mode, because hooks run after it
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Transaction:
-    """Changes GPUs, or rolls them back; the caller holds the node's lock (``hold_lock``)."""
+    """Changes GPUs, or rolls them back; the caller holds the node's lock (``node_lock.hold``)."""
 
     executor: plan_executor.PlanExecutor
     recorder: change_recorder.ChangeRecorder
@@ -76,7 +51,7 @@ class Transaction:
         interrupted: model.Snapshots = (),
         points: hook_points.HookPoints | None = None,
         is_resumed: Callable[[errors.MigManagerError], bool] = lambda _error: False,
-    ) -> tuple[model.ObservedGpus, tuple[Executed, ...]]:
+    ) -> tuple[model.ObservedGpus, tuple[change_plans.ExecutedPlan, ...]]:
         """Execute a plan, and a second one if the driver reports profiles only with MIG on.
 
         The caller then calls ``refresh``, if anything was executed.
@@ -137,13 +112,13 @@ class Transaction:
         plan: steps.Plan,
         gpus: model.ObservedGpus,
         earlier: model.Snapshots,
-        executed: tuple[Executed, ...] = (),
-    ) -> _NextPlan:
+        executed: tuple[change_plans.ExecutedPlan, ...] = (),
+    ) -> change_plans.NextPlan:
         """Write the snapshots that a rollback restores once a plan is executed."""
         snapshots = planner.baseline(plan, gpus, earlier)
         if snapshots != earlier or not (executed or plan.is_empty):
             self.recorder.begin_execution(self._with_kept(snapshots), plan)
-        return _NextPlan(
+        return change_plans.NextPlan(
             plan=plan,
             gpus=gpus,
             snapshots=snapshots,
@@ -151,7 +126,9 @@ class Transaction:
             executed=executed,
         )
 
-    def _execute(self, current: _NextPlan, target: ChangeTarget) -> _NextPlan:
+    def _execute(
+        self, current: change_plans.NextPlan, target: ChangeTarget
+    ) -> change_plans.NextPlan:
         """Execute a plan once no process or pod uses the instances that it destroys.
 
         The executor checks processes in the NVML session of the change, so no process can start in
@@ -164,14 +141,17 @@ class Transaction:
         )
         rest = target.plan(after)
         if not rest.is_empty:
-            _require_progress(current, after, rest, was_reset=was_reset)
-        executed = (*current.executed, Executed(plan=current.plan, gpus=current.gpus))
+            current.require_progress(after, rest, was_reset=was_reset)
+        executed = (
+            *current.executed,
+            change_plans.ExecutedPlan(plan=current.plan, gpus=current.gpus),
+        )
         return self._begin(rest, after, current.snapshots, executed)
 
     def _roll_back_after(
         self,
         error: errors.MigManagerError,
-        current: _NextPlan,
+        current: change_plans.NextPlan,
         first_plan: steps.Plan,
         observed: model.ObservedGpus,
         *,
@@ -196,7 +176,9 @@ class Transaction:
                 error.message, reason=reasons.Reason.VERIFY_FAILED
             ) from error
 
-    def _undo_plan(self, current: _NextPlan, *, has_begun: bool) -> rollback.RollbackOutcome:
+    def _undo_plan(
+        self, current: change_plans.NextPlan, *, has_begun: bool
+    ) -> rollback.RollbackOutcome:
         """Roll back; ``has_begun`` is whether a step of the plan may have been executed."""
         if has_begun:
             return self.roll_back(current.snapshots)
@@ -286,29 +268,6 @@ class Transaction:
             self.recorder.set_journal(gpus=gpus)
 
 
-def _require_progress(
-    current: _NextPlan, after: model.ObservedGpus, rest: steps.Plan, *, was_reset: bool
-) -> None:
-    """Fail unless the remaining steps were impossible before this plan.
-
-    Raises:
-        HardwareError: GPU_NEEDS_RESET, although it was reset; VERIFY_FAILED.
-    """
-    if was_reset and any(gpu_plan.is_repair for gpu_plan in rest.gpus):
-        raise errors.HardwareError(
-            "the GPU still needs a reset, although it was reset",
-            reason=reasons.Reason.GPU_NEEDS_RESET,
-        )
-    is_more_known = current.plan.is_provisional and not rest.is_provisional
-    is_last = len(current.executed) + 1 == _MAX_PLANS
-    if is_last or not (was_reset or is_more_known or current.is_first_part):
-        raise errors.HardwareError(
-            "the layout is not active, although every step succeeded, on "
-            + ", ".join(str(gpu) for gpu in after if gpu.uuid in rest.gpu_uuids),
-            reason=reasons.Reason.VERIFY_FAILED,
-        )
-
-
 def _with_failure(
     result: rollback.RollbackOutcome, act: Callable[[], object]
 ) -> rollback.RollbackOutcome:
@@ -324,23 +283,3 @@ def _with_failure(
             message = messages.join(result.message, error.message)
             return dataclasses.replace(result, message=message)
     return result
-
-
-@contextlib.contextmanager
-def hold_lock(
-    lock: ports.NodeLock, doing: str, wait: timing.Wait, *, changes_gpus: bool = True
-) -> Iterator[None]:
-    """Wait for the node's lock, and hold it in the context.
-
-    Raises:
-        LockedError: On entering: another manager, which it names, had the lock until the deadline.
-        UsageError: On entering: as ``hold`` of the lock.
-    """
-    with contextlib.ExitStack() as stack:
-        wait.retry(
-            lambda: stack.enter_context(lock.hold(doing, changes_gpus=changes_gpus)),
-            may_pass=lambda error: isinstance(error, errors.LockedError),
-            goal=" for it to finish",
-        )
-        _log.debug("lock_acquired", doing=doing)
-        yield

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from mig_manager import errors, reasons
-from mig_manager.change import applying, transaction
+from mig_manager.change import applying, node_lock
 from mig_manager.core import steps, timing
 from tests.rigs.node import call_errors, fakes, nodes
 from tests.rigs.node.local_rig import LocalRig
@@ -32,7 +32,7 @@ def test_a_lock_that_is_met_during_the_work_is_not_waited_for() -> None:
 
     with (
         pytest.raises(errors.LockedError, match=r"^mine$"),
-        transaction.hold_lock(lock, "x", timing.Wait(clock=clock, timeout_s=9.0)),
+        node_lock.hold(lock, "x", timing.Wait(clock=clock, timeout_s=9.0)),
     ):
         raise errors.LockedError("mine")
 

@@ -9,7 +9,7 @@ from mig_manager.agent import attempts, outcomes
 from mig_manager.agent.phases import resolving, rolling_back, services_and_hooks, verification
 from mig_manager.agent.pods import pausing
 from mig_manager.core import messages
-from mig_manager.core.records import requests, run_status
+from mig_manager.core.records import change_failures, requests, run_status
 
 _log = structlog.get_logger()
 
@@ -53,7 +53,7 @@ def record_costs(attempt: attempts.Attempt, error: errors.MigManagerError) -> No
     )
     is_costly = attempt.journal.has_evicted and not attempt.is_repair
     if is_costly and not (is_drain or error.reason is reasons.Reason.API_UNAVAILABLE):
-        failed = requests.FailedChanges(
+        failed = change_failures.FailedChanges(
             content_hash=attempt.status.content_hash,
             boot_id=attempt.deps.boot_id,
             reason=error.reason,

@@ -10,13 +10,11 @@ import json
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
-from mig_manager import reasons
 from mig_manager.core import model
 from mig_manager.core.files import json_text
-from mig_manager.core.records import applied_gpus, gpu_repair, run_status
+from mig_manager.core.records import applied_gpus, change_failures, gpu_repair, run_status
 
 VERSION = 1
-_MAX_FAILED_CHANGES = 3
 MAX_PROBLEM = 600
 """Limit of a failed change and of each GPU's repair, in bytes: the record is an annotation."""
 
@@ -59,48 +57,6 @@ class Verified:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class FailedChanges:
-    """The changes to a layout that failed after they had evicted pods."""
-
-    content_hash: str  # hash of the layout
-    boot_id: str
-    reason: reasons.Reason  # reason of the last failure
-    problem: str  # the last failure, as part of a sentence
-    count: int = 1
-
-    def are_enough(self, content_hash: str, boot_id: str) -> bool:
-        """Return whether to evict no more pods; other content or a reboot may be the remedy."""
-        is_same = (self.content_hash, self.boot_id) == (content_hash, boot_id)
-        return is_same and self.count >= _MAX_FAILED_CHANGES
-
-    def to_data(self) -> dict[str, Any]:
-        """Return plain data for JSON."""
-        return {
-            "configHash": self.content_hash,
-            "bootId": self.boot_id,
-            "reason": self.reason.value,
-            "problem": self.problem,
-            "count": self.count,
-        }
-
-    @staticmethod
-    def from_data(data: Mapping[str, Any]) -> "FailedChanges | None":
-        """Parse plain data; see ``json_text.decoding`` for its exceptions.
-
-        None if the reason is unknown: a newer version may have further ones.
-        """
-        if data["reason"] not in {reason.value for reason in reasons.Reason}:
-            return None
-        return FailedChanges(
-            content_hash=json_text.string(data, "configHash"),
-            boot_id=json_text.string(data, "bootId"),
-            reason=reasons.Reason(data["reason"]),
-            problem=json_text.string(data, "problem"),
-            count=int(data["count"]),
-        )
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class RequestRecord:
     """A request, and its progress."""
 
@@ -122,7 +78,7 @@ class RequestRecord:
     applied_fingerprints: applied_gpus.GpuFingerprints | None = None
     """The layout that the label ``mig-manager.io/applied`` names, whatever is requested now; None:
     unknown, or no layout was applied."""
-    failed_changes: FailedChanges | None = None
+    failed_changes: change_failures.FailedChanges | None = None
     repairs: gpu_repair.Repairs = ()
     """The agent's own request beside this one: GPUs to reset, whatever the origin of the layout
     and its right to evict. A newer request postpones those under way."""
@@ -247,7 +203,7 @@ class RequestRecord:
         """Return the request without advertisers that serve the node."""
         return dataclasses.replace(self, awaited=self.awaited.difference(deploy_labels))
 
-    def with_failed_change(self, failed: FailedChanges) -> "RequestRecord":
+    def with_failed_change(self, failed: change_failures.FailedChanges) -> "RequestRecord":
         """Return the request after one more change that failed."""
         last = self.failed_changes
         if last and (last.content_hash, last.boot_id) == (failed.content_hash, failed.boot_id):
@@ -304,7 +260,7 @@ class RequestRecord:
                 applied_fingerprints=None
                 if applied is None
                 else applied_gpus.GpuFingerprints.from_data(applied),
-                failed_changes=FailedChanges.from_data(failed) if failed else None,
+                failed_changes=change_failures.FailedChanges.from_data(failed) if failed else None,
                 repairs=tuple(map(gpu_repair.RepairAttempts.from_data, data.get("repairs", ()))),
             )
 

@@ -14,6 +14,7 @@ from mig_manager.core.objects import node_object, well_known
 from mig_manager.core.records import (
     applied_gpus,
     capacity,
+    change_failures,
     gpu_repair,
     inventory_codec,
     journals,
@@ -45,7 +46,7 @@ REQUEST = requests.RequestRecord(
     ),
 )
 REPAIR = gpu_repair.RepairAttempts(gpu="GPU-1", attempts=1, next_s=0).to_data()
-FAILED = requests.FailedChanges(
+FAILED = change_failures.FailedChanges(
     content_hash="x", boot_id="b1", reason=reasons.Reason.HOOK_FAILED, problem="it failed"
 )
 AT = "2026-03-01T12:00:00+00:00"
@@ -332,7 +333,7 @@ def test_label_is_outdated_unless_the_gpus_have_or_may_have_the_layout(
     ],
 )
 def test_failed_changes_forbid_evictions_for_their_content_and_boot(
-    last: requests.FailedChanges, content_hash: str, boot_id: str, *, are_enough: bool
+    last: change_failures.FailedChanges, content_hash: str, boot_id: str, *, are_enough: bool
 ) -> None:
     record = requests.RequestRecord(layout="a")
     for each in (FAILED, FAILED, last):
