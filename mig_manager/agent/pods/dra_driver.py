@@ -9,7 +9,7 @@ from mig_manager.agent import attempts, node_context, run_recorder
 from mig_manager.agent.pods import device_advertiser
 from mig_manager.core import model, ports
 from mig_manager.core.node.devices import claims, strategies
-from mig_manager.core.objects import pod_object, well_known
+from mig_manager.core.objects import node_object, pod_object, well_known
 
 _log = structlog.get_logger()
 
@@ -117,6 +117,15 @@ def list_pods(workloads: ports.Workloads, before: Iterable[pod_object.Pod]) -> p
     """List the node's pods; as ``with_unbound`` if pods ``before`` were about to be bound."""
     pods = workloads.list()
     return with_unbound(workloads, pods) if any(pod.is_unbound for pod in before) else pods
+
+
+def is_being_replaced(deps: ports.Dependencies, view: node_object.NodeView) -> bool:
+    """Return whether a driver ran until recently: its DaemonSet may be replacing its pod.
+
+    Kubelet keeps a stopped driver's slices for 30 s (``KubeSlices.withdraw``). A deploy label that
+    keeps the driver away takes precedence.
+    """
+    return claims.DEPLOY_LABEL not in view.labels and bool(deps.slices.list())
 
 
 def has_ready(pods: Iterable[pod_object.Pod]) -> bool:

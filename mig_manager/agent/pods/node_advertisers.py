@@ -9,6 +9,7 @@ from mig_manager.agent import attempts, run_recorder
 from mig_manager.agent.pods import device_advertiser, device_plugin, dra_driver
 from mig_manager.core import model, ports
 from mig_manager.core.node.daemons import clients
+from mig_manager.core.node.devices import resources
 from mig_manager.core.objects import node_object, pod_object, well_known
 
 PLUGIN = device_plugin.DevicePlugin()
@@ -86,9 +87,13 @@ def _list_awaited(recorder: run_recorder.RunRecorder, labels: Mapping[str, str])
 def _with_replaced(
     deps: ports.Dependencies, advertisers: Advertisers, view: node_object.NodeView
 ) -> Advertisers:
-    """Add a device plugin whose pod is being replaced."""
+    """Add a device plugin or DRA driver whose pod is being replaced."""
     if PLUGIN not in advertisers and device_plugin.is_being_replaced(deps, view):
-        return advertisers | {PLUGIN}
+        advertisers |= {PLUGIN}
+    # Where a plugin serves the node, no request goes to an API that the cluster may lack.
+    is_served = bool(advertisers) or any(resources.devices_of(view.capacity).values())
+    if not is_served and dra_driver.is_being_replaced(deps, view):
+        advertisers |= {DRIVER}
     return advertisers
 
 

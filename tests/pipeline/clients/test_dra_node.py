@@ -81,8 +81,13 @@ def test_driver_stops_after_pods_with_claims_and_starts_before_them() -> None:
     }
 
 
-def test_stale_slices_are_withdrawn_before_pods_may_be_scheduled_again() -> None:
-    rig = nodes.dra_node()
+@pytest.mark.parametrize("is_replaced", [False, True], ids=["running", "between two pods"])
+def test_stale_slices_are_withdrawn_before_pods_may_be_scheduled_again(
+    *, is_replaced: bool
+) -> None:
+    rig = nodes.dra_node(label_managed=not is_replaced)
+    if is_replaced:
+        without_driver(without_pods(rig))
     open_with = rig.note(
         lambda: published_uuids(rig),
         when=lambda: (
@@ -93,7 +98,9 @@ def test_stale_slices_are_withdrawn_before_pods_may_be_scheduled_again() -> None
     )
 
     ends.run_to(rig, "most-in-one", Reason.APPLIED, layouts=KEEP_ONE)
+
     assert set(open_with) == {frozenset()}
+    assert published_uuids(rig) == devices(rig)
 
 
 @pytest.mark.parametrize("label_managed", [True, False])
