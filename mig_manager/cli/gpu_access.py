@@ -14,7 +14,7 @@ from mig_manager import errors, reasons
 from mig_manager.adapters import host
 from mig_manager.change import pod_use, shell
 from mig_manager.cli import gpu_settings, progress
-from mig_manager.cli.toolkit import console
+from mig_manager.cli.toolkit import console, signals
 from mig_manager.core import gpu_processes, model, ports
 from mig_manager.core.settings import node_settings
 
@@ -116,7 +116,7 @@ class CommandAdapters:
             notify=self._terminal.note,
             idle_timeout_s=settings.idle_timeout_s,
             in_use_timeout_s=settings.in_use_timeout_s,
-            uninterrupted=lambda: console.signals_deferred(self._terminal.note),
+            uninterrupted=lambda: signals.deferred(self._terminal.note),
             pods=self.pods,
             reset=gpu_ports.reset(settings.gpus, settings.roots, settings.search_path),
         )

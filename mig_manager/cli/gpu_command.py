@@ -8,7 +8,7 @@ from mig_manager import errors, reasons
 from mig_manager.adapters.host import files, line_writer, process
 from mig_manager.change import journal_file
 from mig_manager.cli import gpu_access, gpu_settings
-from mig_manager.cli.toolkit import console, gpu_text
+from mig_manager.cli.toolkit import console, gpu_text, layout_files
 from mig_manager.core import messages, model
 from mig_manager.core.files import yaml_diagnostics
 from mig_manager.core.layout import available_layouts, layout_documents, layouts, plans
@@ -59,7 +59,7 @@ class GpuCommand(gpu_access.CommandAdapters):
         self.warn(source.warnings)
         if settings.layouts:
             name = settings.layouts[0]
-            with console.forgotten_option(settings.layouts):
+            with layout_files.explaining_names(settings.layouts):
                 if settings.config_file is None and name not in source.layouts:
                     return self._generate(name, source)
                 return source.layout(name)
@@ -106,7 +106,8 @@ class GpuCommand(gpu_access.CommandAdapters):
     def read(self, file: str | None) -> layout_documents.Document:
         """Return a layout file, by default the built-in one."""
         packaged = process.packaged_config()
-        return self._terminal.layout_file(
+        return layout_files.read(
+            self._terminal,
             file or str(packaged),
             source=file or f"built-in {packaged.name}",
             is_lenient=self.settings.is_lenient,

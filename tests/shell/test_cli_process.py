@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from mig_manager.cli.toolkit import console
+from mig_manager.cli.toolkit import signals
 from tests.rigs.shell.commandline import SPEC
 
 PROGRAM = (sys.executable, "-m", "mig_manager")
@@ -70,7 +70,7 @@ def test_signal_waits_for_a_change_and_a_second_one_does_not(count: int) -> None
     done: list[bool] = []
 
     def change() -> None:
-        with console.signals_deferred(notes.append):
+        with signals.deferred(notes.append):
             for _ in range(count):
                 signal.raise_signal(signal.SIGINT)
             done.append(True)
@@ -86,7 +86,7 @@ def test_a_signal_that_is_ignored_stays_ignored() -> None:
     notes: list[str] = []
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        with console.signals_deferred(notes.append):
+        with signals.deferred(notes.append):
             signal.raise_signal(signal.SIGHUP)
     finally:
         signal.signal(signal.SIGHUP, before)

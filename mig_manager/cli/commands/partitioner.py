@@ -3,7 +3,7 @@
 import pathlib
 from collections.abc import Callable, Iterator
 
-from mig_manager.cli.toolkit import console
+from mig_manager.cli.toolkit import console, layout_files
 from mig_manager.core import timing
 from mig_manager.core.settings import node_settings
 from mig_manager.partitioner import partitioner_settings
@@ -60,7 +60,7 @@ def _simulate(settings: Settings, terminal: console.Console, clock: timing.Clock
     if settings.is_replay:
         document = None
         if settings.base_layout and settings.config_file:
-            document = terminal.layout_file(str(settings.config_file))
+            document = layout_files.read(terminal, str(settings.config_file))
             document.layout(settings.base_layout)
         report = comparison.replay(
             selected_nodes,

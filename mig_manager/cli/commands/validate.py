@@ -65,7 +65,7 @@ def run(settings: Settings, terminal: console.Console) -> int:
     """Check layouts of one file, or with ``--files`` all layouts of several."""
     from mig_manager.catalogue import hardware
     from mig_manager.cli import gpu_command
-    from mig_manager.cli.toolkit import validation
+    from mig_manager.cli.toolkit import layout_files, validation
     from mig_manager.core.layout import layout_fit
 
     command = gpu_command.GpuCommand(settings, terminal)
@@ -76,7 +76,7 @@ def run(settings: Settings, terminal: console.Console) -> int:
         document = command.read(file)
         for diagnostic in (*document.warnings, *validation.unknown_names(document)):
             terminal.note(f"warning: {diagnostic}")
-        with console.forgotten_option(names):
+        with layout_files.explaining_names(names):
             selected = document.select(names)
         # Named layouts must fit these GPUs; the others may be for other known products.
         others = None if names or settings.must_fit else hardware.known_gpus

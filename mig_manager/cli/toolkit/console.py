@@ -1,4 +1,4 @@
-"""The terminal: answers on standard output, remarks and errors on standard error, signals."""
+"""The terminal: answers on standard output, remarks and errors on standard error."""
 
 import contextlib
 import dataclasses
@@ -6,24 +6,18 @@ import functools
 import json
 import os
 import pathlib
-import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from types import FrameType
-from typing import TYPE_CHECKING, NoReturn, Protocol, TextIO, TypeVar
+from collections.abc import Callable, Mapping
+from typing import NoReturn, Protocol, TextIO, TypeVar
 
 from mig_manager import errors, reasons
-from mig_manager.adapters import host
 from mig_manager.adapters.host import line_writer, process
 from mig_manager.core import messages
 from mig_manager.core.display import styles
 from mig_manager.core.files import json_text
 from mig_manager.core.settings import node_settings
-
-if TYPE_CHECKING:
-    from mig_manager.core.layout import layout_documents
 
 API_VERSION = "mig-manager.io/v1"  # answers have it; docs/labels.md promises its stability
 DONE, FAILED, UNUSABLE, UNKNOWN_COMMAND = 0, 1, 2, 3
@@ -174,28 +168,6 @@ class Console:
             self.say(styles.harmless(text()))
         return DONE if is_good else FAILED
 
-    def layout_file(
-        self, name: str, *, source: str = "", is_lenient: bool = False
-    ) -> "layout_documents.Document":
-        """Parse a layout file, or standard input for ``-``; messages call it ``source``.
-
-        Raises:
-            ConfigError: It cannot be read, or is invalid.
-        """
-        from mig_manager.adapters.host import files  # noqa: PLC0415 - not for every command
-        from mig_manager.core.files import yaml_text  # noqa: PLC0415 - loads YAML
-        from mig_manager.core.layout import config  # noqa: PLC0415 - loads YAML
-
-        if name != "-":
-            file = files.SourceFile(name)
-            return config.parse(file.read(), source=source or name, is_lenient=is_lenient)
-        try:
-            # Read one character more than allowed, so that a longer file is refused.
-            text = self.stdin.read(yaml_text.MAX_CHARACTERS + 1)
-        except (OSError, UnicodeError) as error:
-            raise errors.ConfigError(f"cannot read standard input: {error}") from error
-        return config.parse(text, source="<stdin>", is_lenient=is_lenient)
-
     def note(
         self,
         text: str,
@@ -327,61 +299,3 @@ def render(data: Mapping[str, object], output_format: node_settings.OutputFormat
 
     # Mappings and words of any type become JSON's.
     return yaml_text.dump(json.loads(json.dumps(data)))
-
-
-@contextlib.contextmanager
-def signals_deferred(note: Callable[[str], object]) -> Iterator[Callable[[], None]]:
-    """Defer a signal until the body has finished; a second signal is not deferred.
-
-    An interrupted change would leave GPUs with neither the old nor the new instances. The change
-    finishes within its deadlines, or rolls back.
-
-    Args:
-        note: Called with a sentence for the user when a signal arrives, and with the outcome.
-
-    Yields:
-        A function that raises ``Superseded`` after a signal, for points where the change can still
-        be abandoned. If the exception leaves the body, the signal takes effect.
-    """
-    received: list[int] = []
-
-    def check() -> None:
-        if received:
-            name = signal.Signals(received[0]).name
-            raise errors.Superseded(f"ended by {name}", errors.SupersededBy.STOP)
-
-    def receive(number: int, _frame: FrameType | None) -> None:
-        received.append(number)
-        if len(received) > 1:
-            restore()
-            signal.raise_signal(number)
-        note("finishing or rolling back the change first; repeat to abort it midway")
-
-    try:
-        with host.handled_signals(receive) as restore:
-            yield check
-    except errors.Superseded as error:
-        if received:
-            note(error.why)
-            signal.raise_signal(received[0])
-        raise
-    if received:
-        note("the change has finished")
-        signal.raise_signal(received[0])
-
-
-@contextlib.contextmanager
-def forgotten_option(names: Iterable[str]) -> Iterator[None]:
-    """Explain an unknown layout that has the name of a file.
-
-    Raises:
-        UsageError: A layout is unknown, and a file has one of the names.
-    """
-    try:
-        yield
-    except errors.LayoutError as error:
-        # Not Path.is_file, which raises OSError for a name that no file can have.
-        file = next(filter(os.path.isfile, names), None)
-        if file is None or error.reason is not reasons.Reason.UNKNOWN_CONFIG:
-            raise
-        raise errors.UsageError(f"'{file}' is a file: write -f {file}") from error

@@ -2,7 +2,7 @@
 
 from mig_manager import errors
 from mig_manager.adapters import cluster_reader
-from mig_manager.cli.toolkit import console
+from mig_manager.cli.toolkit import console, layout_files
 from mig_manager.core.layout import layout_documents
 
 
@@ -33,7 +33,7 @@ def document(
     if file is not None and config_map is not None:
         raise errors.UsageError("name a file or a ConfigMap with layouts, not both")
     if file is not None:
-        read = terminal.layout_file(file, is_lenient=is_lenient)
+        read = layout_files.read(terminal, file, is_lenient=is_lenient)
     else:
         read = reader.document(config_map, default, is_lenient=is_lenient)
     for remark in read.warnings:

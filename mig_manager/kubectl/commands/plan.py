@@ -1,6 +1,6 @@
 """``kubectl mig plan``: show the changes of a layout, even on nodes without an agent."""
 
-from mig_manager.cli.toolkit import console, plan_table
+from mig_manager.cli.toolkit import console, layout_files, plan_table
 from mig_manager.core.fleet import listed_layouts
 from mig_manager.core.settings import node_settings, options
 from mig_manager.kubectl import cluster_command, node_plans, plugin_settings
@@ -32,7 +32,7 @@ def run(settings: Settings, terminal: console.Console) -> int:
     is_listed = listed_layouts.is_listed((each.node for each in search.reports), settings.layout)
     document = command.document(listed_layouts.NO_FILE if is_listed else None)
     pods = command.reader.pods(search.names)
-    with console.forgotten_option([settings.layout]):
+    with layout_files.explaining_names([settings.layout]):
         result = node_plans.plan(settings.layout, search.reports, document=document, pods=pods)
     draw = node_plans.pictures if command.is_drawn(search) else plan_table.table
     return command.answer(
