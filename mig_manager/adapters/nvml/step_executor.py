@@ -1,18 +1,22 @@
 """Execute the steps of one GPU in order; a step whose result exists already is done."""
 
 import contextlib
-import ctypes
 import dataclasses
 import functools
 import itertools
 import pathlib
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
 
 import pynvml
 
 from mig_manager import errors, reasons
-from mig_manager.adapters.nvml import gpu_device, last_calls, library, observation
+from mig_manager.adapters.nvml import (
+    gpu_device,
+    last_calls,
+    library,
+    observation,
+    placed_creation,
+)
 from mig_manager.core import model, steps, timing
 
 _GONE = frozenset({pynvml.NVML_ERROR_NOT_FOUND})
@@ -225,8 +229,12 @@ class GpuStepExecutor:
         existing = self._gpu_instances(step.profile_id)
         if any(instance.placement == step.placement for instance in existing):
             return
-        handle = _create_at(
-            step.placement, _GPU_INSTANCES, device.handle, step.profile_id, self._once_idle
+        handle = placed_creation.create(
+            placed_creation.GPU_INSTANCES,
+            device.handle,
+            step.profile_id,
+            step.placement,
+            once_idle=self._once_idle,
         )
         created = device.gpu_instance(handle)
         existing.append(created)
@@ -259,10 +267,14 @@ class GpuStepExecutor:
             possible = device.compute_placements(instance, profile_id)
             is_up_to_driver = possible is not None and step.placement not in possible
         if is_up_to_driver:
-            library.call(_COMPUTE_INSTANCES.create, instance.handle, profile_id)
+            library.call(placed_creation.COMPUTE_INSTANCES.create, instance.handle, profile_id)
         else:
-            _create_at(
-                step.placement, _COMPUTE_INSTANCES, instance.handle, profile_id, self._once_idle
+            placed_creation.create(
+                placed_creation.COMPUTE_INSTANCES,
+                instance.handle,
+                profile_id,
+                step.placement,
+                once_idle=self._once_idle,
             )
         existing.append((step.profile.compute_slices, step.placement))
 
@@ -309,75 +321,6 @@ def _require_mode(device: gpu_device.Device, mode: model.MigMode, activation: in
         operation=_SET_MODE,
         code=activation if is_pending else None,
     )
-
-
-class _Kind(NamedTuple):
-    """NVML's type and functions for GPU instances, or for compute instances."""
-
-    placement: Any
-    create_at: Callable[..., Any]
-    create: Callable[..., Any]
-    get_info: Callable[..., Any]
-    destroy: Callable[..., Any]
-
-
-_GPU_INSTANCES = _Kind(
-    pynvml.c_nvmlGpuInstancePlacement_t,
-    pynvml.nvmlDeviceCreateGpuInstanceWithPlacement,
-    pynvml.nvmlDeviceCreateGpuInstance,
-    pynvml.nvmlGpuInstanceGetInfo,
-    pynvml.nvmlGpuInstanceDestroy,
-)
-_COMPUTE_INSTANCES = _Kind(
-    pynvml.c_nvmlComputeInstancePlacement_t,
-    pynvml.nvmlGpuInstanceCreateComputeInstanceWithPlacement,
-    pynvml.nvmlGpuInstanceCreateComputeInstance,
-    pynvml.nvmlComputeInstanceGetInfo_v2,
-    pynvml.nvmlComputeInstanceDestroy,
-)
-
-
-def _create_at(
-    placement: model.Placement,
-    kind: _Kind,
-    owner: gpu_device.Handle,
-    profile_id: int,
-    once_idle: Callable[[Callable[[], object]], None],
-) -> gpu_device.Handle:
-    """Create an instance at a placement, also on a driver that chooses the placement itself.
-
-    Such a driver never chooses an occupied one, so instances elsewhere stay until one fits.
-    ``once_idle`` retries while a monitor uses what is destroyed again.
-
-    Raises:
-        HardwareError: The driver refused, or does not choose that placement (NOT_SUPPORTED).
-    """
-    # By reference, as in C: by value the library takes the numbers for an address.
-    at = ctypes.byref(kind.placement(placement.start, placement.size))
-    handle = library.call_unless(library.UNSUPPORTED, kind.create_at, owner, profile_id, at)
-    if handle is not None:
-        return handle
-    elsewhere: list[tuple[model.Placement, gpu_device.Handle]] = []
-    try:
-        while True:
-            try:
-                handle = library.call(kind.create, owner, profile_id)
-            except errors.HardwareError as error:
-                if elsewhere and error.reason is reasons.Reason.INSUFFICIENT_RESOURCES:
-                    others = ", ".join(str(each) for each, _ in elsewhere)
-                    raise errors.HardwareError(
-                        f"this driver chooses placements itself: {others} and never {placement}; "
-                        "undone",
-                        reason=reasons.Reason.NOT_SUPPORTED,
-                    ) from error
-                raise
-            actual = gpu_device.placement(library.call(kind.get_info, handle).placement)
-            if actual == placement:
-                return handle
-            elsewhere.append((actual, handle))
-    finally:
-        for _, other in reversed(elsewhere):
-            once_idle(functools.partial(library.call, kind.destroy, other))
 
 
 def _compute_profile(
