@@ -10,7 +10,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 
-from mig_manager.adapters.host import nvml_libraries, process, subprocesses
+from mig_manager.adapters.host import nvml_libraries, process, subprocesses, worker_parent
 
 LIBRARY = "libcuda.so.1"
 VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
@@ -59,7 +59,7 @@ def using(line: Sequence[str], device_uuid: str) -> Iterator[str]:
 
 def main(paths: Sequence[str], use_device: Callable[[], str] | None = None) -> int:
     """Use the visible device until stdin is closed; ``use_device`` does so without CUDA."""
-    parent = subprocesses.Parent()
+    parent = worker_parent.Parent()
     parent.end_with_stdin()
     parent.send(use_device() if use_device else _use_device(paths))
     threading.Event().wait()

@@ -19,7 +19,7 @@ from typing import Any
 
 from mig_manager import errors
 from mig_manager.adapters import lean_imports
-from mig_manager.adapters.host import subprocesses
+from mig_manager.adapters.host import subprocesses, worker_messages, worker_parent
 from mig_manager.core.node.devices import resources
 from mig_manager.core.objects import pod_object, well_known
 
@@ -234,7 +234,7 @@ class WorkerPodResources:
             message = message or self._ask(_Worker(self._command), method)
         except (EOFError, OSError, RuntimeError, ValueError) as error:
             raise self._socket.unavailable(f"the process that asks it: {error}") from error
-        return subprocesses.result(message)
+        return worker_messages.result(message)
 
     def _ask(self, worker: "_Worker", method: str) -> Any:
         try:
@@ -291,11 +291,11 @@ def main() -> None:
     """Serve the requests of ``WorkerPodResources``, and end after a while without one."""
     path, linger_s = sys.argv[1:]
     kubelet = PodResources(path)
-    parent = subprocesses.Parent()
+    parent = worker_parent.Parent()
     # A worker is started ahead of its first request: load and set up everything now.
     kubelet.open_channel().close()
     while (method := parent.receive(float(linger_s))) is not None:
-        parent.send(subprocesses.attempt(getattr(kubelet, method)))
+        parent.send(worker_messages.attempt(getattr(kubelet, method)))
 
 
 if __name__ == "__main__":

@@ -62,7 +62,7 @@ def program(*argv):
         pass
 """
 _WORKER = """
-from mig_manager.adapters.host import subprocesses
+from mig_manager.adapters.host import worker_parent
 from mig_manager.adapters.nvml import library, worker
 """
 _PROCESSES = {
@@ -118,7 +118,7 @@ from mig_manager.adapters.nvml import events
 def listening(*_):
     raise BrokenPipeError
 events.listening = listening
-subprocesses.Parent.end_with_stdin = lambda _: None
+worker_parent.Parent.end_with_stdin = lambda _: None
 assert worker.main(["listen"]) == 0
 """,
         """

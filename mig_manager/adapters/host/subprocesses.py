@@ -1,42 +1,33 @@
 """Child processes: start one, exchange messages by a deadline, and end it for certain.
 
-Messages are pickled values, each after its length. Both ends are this package at one version, and
-no other process can write to the pipes, so pickle is safe. A worker's end is ``Parent``; workers
-import this module too, so it imports little.
+A worker's end of the pipes is in ``worker_parent``.
 """
 
 import contextlib
-import ctypes
 import math
 import os
 import pickle
 import select
 import signal
-import struct
 import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import IO, Any, NamedTuple
 
-from mig_manager import errors
+from mig_manager.adapters.host import worker_messages
 
-_MAX_MESSAGE_BYTES = 64 * 2**20
-"""Larger than any message, and smaller than four bytes of text read as a length."""
-_LENGTH = struct.Struct(">I")
 _CHUNK_BYTES = 64 * 1024
 _POLL_INTERVAL_S = 0.02
 """Between checks of a limit; and on Linux before 5.3 between checks whether a child has ended."""
 _EXIT_TIMEOUT_S = 1.0
 _REAP_TIMEOUT_S = 2.0
-_PR_SET_PDEATHSIG = 1
-"""An option of ``prctl(2)``: the signal that ends a child when its parent has ended."""
 
 
 class Keep(NamedTuple):
     """How much of a child's output to keep."""
 
-    stdout_bytes: int = _LENGTH.size + _MAX_MESSAGE_BYTES
+    stdout_bytes: int = worker_messages.LENGTH.size + worker_messages.MAX_BYTES
     keeps_stdout_end: bool = False
     stderr_bytes: int = 16 * 1024  # the last bytes of stderr are kept
 
@@ -108,7 +99,7 @@ class Child:
         assert self._process.stdin is not None  # noqa: S101 - a pipe
         fd = self._process.stdin.fileno()
         os.set_blocking(fd, False)
-        self._outgoing = memoryview(_encode(request))
+        self._outgoing = memoryview(worker_messages.encode(request))
         self._poller.register(fd, select.POLLOUT)
         return self.receive(timeout_s)
 
@@ -132,7 +123,7 @@ class Child:
             if not self._transfer(remaining_s):
                 raise EOFError
         try:
-            return pickle.loads(message)  # noqa: S301 - see the module docstring
+            return pickle.loads(message)  # noqa: S301 - see ``worker_messages``
         except Exception as error:
             # Invalid bytes can make it raise any error.
             raise ValueError(f"it wrote {message[:80]!r}") from error
@@ -244,15 +235,15 @@ class Output:
 
     def take_message(self) -> bytes | None:
         """Remove and return the first message; None while incomplete, ValueError if invalid."""
-        if len(self._kept) < _LENGTH.size:
+        if len(self._kept) < worker_messages.LENGTH.size:
             return None
-        (length,) = _LENGTH.unpack_from(self._kept)
-        if length > _MAX_MESSAGE_BYTES:
+        (length,) = worker_messages.LENGTH.unpack_from(self._kept)
+        if length > worker_messages.MAX_BYTES:
             raise ValueError(f"it wrote {bytes(self._kept[:80])!r}")
-        end = _LENGTH.size + length
+        end = worker_messages.LENGTH.size + length
         if len(self._kept) < end:
             return None
-        message = bytes(self._kept[_LENGTH.size : end])
+        message = bytes(self._kept[worker_messages.LENGTH.size : end])
         del self._kept[:end]
         return message
 
@@ -311,91 +302,6 @@ def ending(status: int | None) -> str:
         return f"was killed by {signal.Signals(-status).name}"
     except ValueError:
         return f"was killed by signal {-status}"
-
-
-def attempt(work: Callable[[], object]) -> tuple[object, object]:
-    """Do the work of a worker; return its result as a message for ``result``."""
-    try:
-        return work(), None
-    except errors.MigManagerError as error:
-        # Exceptions with keyword arguments cannot be pickled.
-        return None, (type(error), vars(error))
-
-
-def result(message: tuple[Any, Any]) -> Any:
-    """Return the result of a worker's ``attempt``, or raise its error."""
-    value, failure = message
-    if failure is None:
-        return value
-    kind, attributes = failure
-    error: errors.MigManagerError = kind.__new__(kind, attributes["problem"])
-    vars(error).update(attributes)
-    raise error
-
-
-class Parent:
-    """A worker's end of the pipes to the process that started it.
-
-    Stdout is for messages; the output of libraries goes to stderr. The kernel ends this process
-    with its parent: no worker of one agent may run beside the next agent.
-    """
-
-    def __init__(self) -> None:
-        self._out = os.dup(1)
-        os.dup2(2, 1)
-        killed = ctypes.c_ulong(signal.SIGKILL)
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, killed, 0, 0, 0)
-
-    def is_there(self) -> bool:
-        """Return whether the parent can read; the request of a killed parent is still there."""
-        poller = select.poll()
-        poller.register(self._out, 0)
-        return not any(events & select.POLLERR for _, events in poller.poll(0))
-
-    def receive(self, timeout_s: float | None = None) -> Any:
-        """Return the next message; None if the parent is gone, or sent none in time."""
-        if timeout_s is not None:
-            poller = select.poll()
-            poller.register(0, select.POLLIN)
-            if not poller.poll(timeout_s * 1000):
-                return None
-        length = _read(_LENGTH.size)
-        if length is None:
-            return None
-        message = _read(*_LENGTH.unpack(length))
-        return None if message is None else pickle.loads(message)  # noqa: S301 - as above
-
-    def send(self, message: object) -> None:
-        """Send a message; BrokenPipeError if the parent is gone."""
-        rest = memoryview(_encode(message))
-        while rest:
-            rest = rest[os.write(self._out, rest) :]
-
-    def end_with_stdin(self) -> None:
-        """End this process, in the middle of any call, as soon as the parent closes its stdin."""
-
-        def wait() -> None:
-            # Not sys.stdin: its lock would abort an interpreter that ends by itself meanwhile.
-            while os.read(0, 1):
-                pass
-            os._exit(0)
-
-        threading.Thread(target=wait, name="stdin", daemon=True).start()
-
-
-def _encode(message: object) -> bytes:
-    data = pickle.dumps(message)
-    return _LENGTH.pack(len(data)) + data
-
-
-def _read(size: int) -> bytes | None:
-    data = bytearray()
-    while len(data) < size:
-        chunk = os.read(0, size - len(data))
-        if not chunk:
-            return None
-        data += chunk
-    return bytes(data)
 
 
 def _pidfd(pid: int) -> int | None:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from mig_manager import errors
-from mig_manager.adapters.host import subprocesses
+from mig_manager.adapters.host import worker_messages, worker_parent
 from mig_manager.adapters.nvml import last_calls
 
 if TYPE_CHECKING:
@@ -53,13 +53,13 @@ def main(
     parser.add_argument("--reports-steps", action="store_true", help="send each step and call")
     parser.add_argument("--last-calls-fd", type=int, help="inherited memory to record calls in")
     arguments = parser.parse_args(argv)
-    parent = subprocesses.Parent()
+    parent = worker_parent.Parent()
     return (_listen if arguments.task == "listen" else _serve)(arguments, parent, load_driver)
 
 
 def _serve(
     arguments: argparse.Namespace,
-    parent: subprocesses.Parent,
+    parent: worker_parent.Parent,
     load_driver: Callable[[], object] | None,
 ) -> int:
     """Answer one request; its parts are in ``worker_client.WorkerGpus``."""
@@ -91,7 +91,7 @@ def _serve(
         return 1
     recorder = last_calls.RECORDER
     with recorder.traced() if arguments.reports_steps else contextlib.nullcontext(()) as trace:
-        outcome = subprocesses.attempt(lambda: _answer(request, gpus))
+        outcome = worker_messages.attempt(lambda: _answer(request, gpus))
     # One by one for ``acceptance``: a total hides a slow call, and refusals are quick.
     calls = tuple((function, 1, seconds) for function, code, seconds in trace if not code)
     parent.send((outcome, calls or recorder.take_totals()))
@@ -122,7 +122,7 @@ def _answer(request: Any, gpus: "nvml_gpus.NvmlGpus") -> object:
             raise ValueError(f"unknown request {request!r}")
 
 
-def _step_reporter(parent: subprocesses.Parent) -> Callable[[int], None]:
+def _step_reporter(parent: worker_parent.Parent) -> Callable[[int], None]:
     """Return a function that sends ``("step", INDEX)``, from any thread."""
 
     def report(gpu_index: int) -> None:
@@ -135,7 +135,7 @@ def _step_reporter(parent: subprocesses.Parent) -> Callable[[int], None]:
 
 def _listen(
     arguments: argparse.Namespace,
-    parent: subprocesses.Parent,
+    parent: worker_parent.Parent,
     load_driver: Callable[[], object] | None,
 ) -> int:
     """Send ``("watching", N, M)``, then ``("events", ...)``; or ``("failed", reason, why)``.

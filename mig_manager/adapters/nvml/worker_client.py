@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from mig_manager import errors, reasons
-from mig_manager.adapters.host import device_users, procfs, subprocesses
+from mig_manager.adapters.host import device_users, procfs, subprocesses, worker_messages
 from mig_manager.adapters.nvml import last_calls
 from mig_manager.core import gpu_processes, model, ports, steps
 
@@ -243,7 +243,7 @@ class WorkerGpus:
                 outcome, totals = answer
                 for function, count, seconds in totals:
                     self.telemetry.nvml_called(function, count, seconds)
-                return subprocesses.result(outcome)
+                return worker_messages.result(outcome)
             case TimeoutError():
                 raise self._hung(worker) from failure
             case _:

@@ -8,7 +8,7 @@ import signal
 import pytest
 
 from mig_manager import errors, reasons
-from mig_manager.adapters.host import subprocesses
+from mig_manager.adapters.host import subprocesses, worker_messages
 from tests.rigs.host import processes
 
 pytestmark = pytest.mark.usefixtures("leaves_nothing_behind")
@@ -43,7 +43,7 @@ def test_an_answer_before_the_request_was_read_counts_whatever_follows(then: str
 
 def test_a_message_that_arrives_in_pieces_is_reassembled() -> None:
     script = """
-data = subprocesses._encode("one") + subprocesses._encode("two")
+data = worker_messages.encode("one") + worker_messages.encode("two")
 for byte in data:
     os.write(parent._out, bytes([byte]))
 time.sleep(60)
@@ -72,9 +72,9 @@ def test_an_error_keeps_its_kind_and_all_its_fields(kind: type[errors.HardwareEr
         raise error
 
     raised: list[errors.HardwareError] = []
-    outcome = pickle.loads(pickle.dumps(subprocesses.attempt(fail)))  # noqa: S301 - our own
+    outcome = pickle.loads(pickle.dumps(worker_messages.attempt(fail)))  # noqa: S301 - our own
     with pytest.raises(kind, match=r"^busy; undone$") as caught:
-        subprocesses.result(outcome)
+        worker_messages.result(outcome)
     assert vars(caught.value) == vars(raised[0])
 
 
@@ -96,7 +96,7 @@ def test_an_error_keeps_its_kind_and_all_its_fields(kind: type[errors.HardwareEr
             -9,
             60.0,
         ),
-        ("os.write(parent._out, subprocesses._encode(1)[:-1]); sys.exit(3)", EOFError, 3, 60.0),
+        ("os.write(parent._out, worker_messages.encode(1)[:-1]); sys.exit(3)", EOFError, 3, 60.0),
         ("os.kill(os.getpid(), signal.SIGSEGV)", EOFError, -signal.SIGSEGV, 60.0),
     ],
 )

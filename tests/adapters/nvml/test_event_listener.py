@@ -273,7 +273,7 @@ signal.pause()
 def test_a_burst_is_reported_once() -> None:
     command = listener_command("""
 say(watching)
-os.write(parent._out, 50 * subprocesses._encode(changed))
+os.write(parent._out, 50 * worker_messages.encode(changed))
 until_the_end()
 """)
     with watching(command, quiet_s=2.0) as rig:

@@ -218,7 +218,7 @@ class FakeGpus:
         print("hello")
         raise errors.HardwareError("gone", reason=reasons.Reason.GPU_LOST, code=15)
 nvml_gpus.NvmlGpus = FakeGpus
-subprocesses.Parent = lambda: parent
+worker_parent.Parent = lambda: parent
 sys.exit(worker.main(["serve"]))
 """
     with (

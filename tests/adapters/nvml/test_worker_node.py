@@ -11,7 +11,7 @@ from collections.abc import Callable
 import pytest
 
 from mig_manager import errors, reasons
-from mig_manager.adapters.host import subprocesses
+from mig_manager.adapters.host import worker_messages
 from mig_manager.adapters.nvml import worker_client
 from mig_manager.core import model, steps
 from mig_manager.sandbox.driver import simulated_worker
@@ -104,7 +104,7 @@ def test_a_request_whose_parent_is_gone_is_not_carried_out(node: WorkerNode) -> 
             assert process.stdout is not None
             if not is_read:
                 process.stdout.close()
-            process.stdin.write(subprocesses._encode(("observe",)))
+            process.stdin.write(worker_messages.encode(("observe",)))
             process.stdin.close()
             return process.wait(60)
 

@@ -48,8 +48,8 @@ def leaving_nothing_behind() -> Iterator[None]:
 def worker_command(script: str) -> list[str]:
     """Return the command line of a worker that is this script, with its end of the pipes."""
     preamble = "import os, signal, sys, time\nfrom mig_manager import errors, reasons\n"
-    preamble += "from mig_manager.adapters.host import subprocesses\n"
-    return [sys.executable, "-c", f"{preamble}parent = subprocesses.Parent()\n{script}"]
+    preamble += "from mig_manager.adapters.host import worker_messages, worker_parent\n"
+    return [sys.executable, "-c", f"{preamble}parent = worker_parent.Parent()\n{script}"]
 
 
 def run_python(script: str) -> "subprocess.CompletedProcess[str]":
