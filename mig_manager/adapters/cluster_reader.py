@@ -62,8 +62,8 @@ class Pods:
 Get = Callable[..., dict[str, Any]]
 """Gets an object or a list: takes a path and, by default none, a query.
 
-It raises ``ClusterError`` if the API refuses or does not answer: with reason FORBIDDEN for 401 and
-403; ``status`` shows a 404.
+It raises ``ClusterError`` if the API refuses or does not answer: with reason FORBIDDEN for a 403;
+``status`` shows a 404.
 """
 
 

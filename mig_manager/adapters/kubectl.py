@@ -27,7 +27,6 @@ _REFUSALS = {
     "Conflict": (http.HTTPStatus.CONFLICT, reasons.Reason.API_ERROR),
     "Expired": (http.HTTPStatus.GONE, reasons.Reason.API_ERROR),
     "Forbidden": (http.HTTPStatus.FORBIDDEN, reasons.Reason.FORBIDDEN),
-    "Unauthorized": (http.HTTPStatus.UNAUTHORIZED, reasons.Reason.FORBIDDEN),
     "TooManyRequests": (http.HTTPStatus.TOO_MANY_REQUESTS, reasons.Reason.API_UNAVAILABLE),
     "ServiceUnavailable": (http.HTTPStatus.SERVICE_UNAVAILABLE, reasons.Reason.API_UNAVAILABLE),
 }
@@ -36,7 +35,6 @@ _INVALID = re.compile(r'The (request|\S+ "[^"]*") is invalid')
 """How kubectl words status 422 (``checkErr`` of k8s.io/kubectl), which has no reason in it."""
 _ERROR = re.compile(rf"Error |error: |The connection |Unable to |{_INVALID.pattern}")
 _DRAIN_S = 1.0
-_NOT_LOGGED_IN = re.compile(r"error: You must be logged in")
 
 
 class Kubectl:
@@ -169,9 +167,7 @@ def refusal(what: str, message: str) -> errors.ClusterError:
         )
     match = _REFUSAL.match(message)
     if match is None:
-        is_login = _NOT_LOGGED_IN.match(message)
-        reason = reasons.Reason.FORBIDDEN if is_login else reasons.Reason.API_UNAVAILABLE
-        return errors.ClusterError(f"{what}: {message}", reason=reason)
+        return errors.ClusterError(f"{what}: {message}", reason=reasons.Reason.API_UNAVAILABLE)
     unknown = None, reasons.Reason.API_UNAVAILABLE
     status, reason = _REFUSALS.get(match["reason"] or "", unknown)
     return errors.ClusterError(match["message"], reason=reason, status=status)

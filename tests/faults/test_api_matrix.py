@@ -71,7 +71,7 @@ class ApiFailure(NamedTuple):
         return {self.reason}
 
 
-_REASONS = dict.fromkeys((401, 403), reasons.Reason.FORBIDDEN)
+_REASONS = {403: reasons.Reason.FORBIDDEN}
 _REASONS |= dict.fromkeys((404, 409, 410), reasons.Reason.API_ERROR)
 FAILURES = {
     name: ApiFailure(fault, _REASONS.get(fault.status or 0, reasons.Reason.API_UNAVAILABLE))

@@ -81,7 +81,7 @@ class KubeApi:
     """A client of the API server; safe to use from several threads.
 
     Methods raise ``errors.ClusterError`` (its subclass ``ApiError``) and nothing else: FORBIDDEN
-    for 401 and 403, API_UNAVAILABLE for 429, 5xx and no answer, API_ERROR for all others, which
+    for 403, API_UNAVAILABLE for 401, 429, 5xx and no answer, API_ERROR for all others, which
     ``status`` distinguishes. A 403 of a server that may have just started is API_UNAVAILABLE.
     """
 

@@ -17,8 +17,7 @@ from mig_manager.core.objects import well_known
 _MAX_NAME = 220
 """Characters; with a dot and 24 hex digits an Event's name stays below the 253 of RFC 1123."""
 _MAX_QUEUED = 64  # a change publishes about ten
-FORBIDDEN_PAUSE_S = 600.0
-"""A missing right may be granted, and a refused token renewed, while we run."""
+FORBIDDEN_PAUSE_S = 600.0  # a missing right may be granted while we run
 _OF_THE_CLUSTER = "default"
 """Events about objects without a namespace live here, by validation of the API server."""
 

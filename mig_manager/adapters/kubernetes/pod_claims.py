@@ -7,7 +7,6 @@ claims of pods that are not bound yet can only be found among all claims of the 
 import collections
 import contextlib
 import dataclasses
-import http
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
@@ -185,7 +184,7 @@ class PodClaims:
                     allocated = claims.parse_claim(claim)
             except errors.ClusterError as error:
                 _raise_if_transient(error)
-                if error.status == http.HTTPStatus.FORBIDDEN:
+                if error.reason is reasons.Reason.FORBIDDEN:
                     self._forbidden_s = self._clock.monotonic()
                 key = f"{pod.namespace}/{name}"
                 _log.info("claim_not_read", claim=key, error=error.message)
@@ -242,14 +241,12 @@ class _Resources:
 
 def _is_unavailable(error: errors.ClusterError) -> bool:
     """Return whether the API has no such resource, or forbids it; not while it is starting."""
-    is_forbidden = error.reason is reasons.Reason.FORBIDDEN
-    return error.is_not_found or (is_forbidden and error.status == http.HTTPStatus.FORBIDDEN)
+    return error.is_not_found or error.reason is reasons.Reason.FORBIDDEN
 
 
 def _raise_if_transient(error: errors.ClusterError) -> None:
     """Raise an error that is not about claims: no answer, or refused credentials."""
-    is_unauthorized = error.status == http.HTTPStatus.UNAUTHORIZED
-    if is_unauthorized or error.reason is reasons.Reason.API_UNAVAILABLE:
+    if error.reason is reasons.Reason.API_UNAVAILABLE:
         raise error
 
 

@@ -171,11 +171,16 @@ class WatchStream(Iterator[dict[str, Any]]):
         )
 
 
+_OUTAGES = frozenset({http.HTTPStatus.UNAUTHORIZED, http.HTTPStatus.TOO_MANY_REQUESTS})
+"""Refusals that say nothing about the request. Refused credentials concern every request, and
+are renewed by another program, while only a person grants a missing right."""
+
+
 def _reason(status: int) -> reasons.Reason:
-    if status in (http.HTTPStatus.UNAUTHORIZED, http.HTTPStatus.FORBIDDEN):
-        return reasons.Reason.FORBIDDEN
-    if status == http.HTTPStatus.TOO_MANY_REQUESTS or status >= 500:  # noqa: PLR2004 - 5xx
+    if status in _OUTAGES or status >= 500:  # noqa: PLR2004 - 5xx
         return reasons.Reason.API_UNAVAILABLE
+    if status == http.HTTPStatus.FORBIDDEN:
+        return reasons.Reason.FORBIDDEN
     return reasons.Reason.API_ERROR
 
 

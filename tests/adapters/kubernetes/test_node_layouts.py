@@ -95,12 +95,15 @@ def test_a_missing_right_is_logged_once_and_no_request_repeats_it(
     assert rig.count() == (0 if forbidden == "pods" else 1)
 
 
-def test_a_write_that_fails_otherwise_is_logged_and_the_next_one_is_tried(rig: LayoutsRig) -> None:
+@pytest.mark.parametrize("status", [401, 404])
+def test_a_write_that_fails_otherwise_is_logged_and_the_next_one_is_tried(
+    rig: LayoutsRig, status: int
+) -> None:
+    rig.server.create(POD)
+    rig.server.inject(apiserver.Fault(resource="pods", status=status))
     with structlog.testing.capture_logs() as logs:
         agent = rig.agent("agent-1")
-        assert not agent.write("a"), "there is no such pod"
-        rig.server.create(POD)
-        assert agent.write("b")
+        assert [agent.write(text) for text in ("a", "b")] == [False, True]
 
     assert [each["event"] for each in logs] == ["node_layouts_not_written"]
     assert len(rig.config_maps()) == 1

@@ -81,7 +81,7 @@ def server() -> Iterator[apiserver.ApiServer]:
     ("status", "reason", "message"),
     [
         (400, reasons.Reason.API_ERROR, "^no$"),
-        (401, FORBIDDEN, "You must be logged in"),
+        (401, UNAVAILABLE, "You must be logged in"),
         (403, FORBIDDEN, "^no$"),
         (404, reasons.Reason.API_ERROR, "^no$"),
         (409, reasons.Reason.API_ERROR, "^no$"),

@@ -154,9 +154,9 @@ def test_the_servers_retry_after_is_honoured_unless_it_is_long_or_invalid(
 @pytest.mark.parametrize(
     ("statuses", "reason"),
     [
-        ((401, 403), FORBIDDEN),
+        ((403,), FORBIDDEN),
         ((302, 404, 409, 410, 422), OTHER),
-        ((429, 500, 503, 599), UNAVAILABLE),
+        ((401, 429, 500, 503, 599), UNAVAILABLE),
     ],
 )
 def test_a_status_becomes_a_reason_and_its_causes_are_explained(

@@ -294,11 +294,11 @@ def test_rewritten_kubeconfig_is_read_again_after_a_401(
     scripted_server.script = [rotate, answer({"a": 1}), refuse(401), refuse(401)]
     assert client.get("/x") == {"a": 1}
     assert scripted_server.credentials() == [("/x", "Bearer old"), ("/x", "Bearer new")]
-    assert failure(client.get, "/x").reason is reasons.Reason.FORBIDDEN
+    assert failure(client.get, "/x").reason is reasons.Reason.API_UNAVAILABLE
 
     path.unlink()
     scripted_server.script = [refuse(401)]
-    assert failure(client.get, "/x").reason is reasons.Reason.FORBIDDEN
+    assert failure(client.get, "/x").reason is reasons.Reason.API_UNAVAILABLE
 
 
 @pytest.mark.parametrize(
