@@ -202,17 +202,20 @@ class Usage:
         self,
         plan: steps.Plan,
         *,
-        leaving: Iterable[pod_object.Pod] = (),
+        leaving: Collection[pod_object.Pod] = (),
         services: Iterable[str] = (),
     ) -> tuple[str, ...]:
         """Describe the processes that block a plan and will not end before it.
 
-        Processes of drained pods, GPU clients and ``services`` end before the change and do not
-        count. A process of no known pod or unit may be one of these, so it counts only if it
-        prevents the first instance. The NVML session of the change checks them all.
+        Processes of drained pods, MPS daemons of their claims, GPU clients and ``services`` end
+        before the change and do not count. A process of no known pod or unit may be one of these,
+        so it counts only if it prevents the first instance. The NVML session of the change checks
+        them all.
         """
         names = {f"pod {pod.uid}": f"pod {pod.key}" for pod in self.pods}
-        ending = {f"pod {pod.uid}" for pod in leaving} | self.client_owners
+        daemons = filter(claims.is_mps_daemon, self.pods)
+        ended_with = daemons if any(pod.may_claim for pod in leaving) else ()
+        ending = {f"pod {pod.uid}" for pod in (*leaving, *ended_with)} | self.client_owners
         ending |= {f"unit {name}" for name in services}
 
         def stays(gpu: steps.GpuPlan, user: gpu_processes.GpuProcess) -> bool:

@@ -17,6 +17,7 @@ from tests.pipeline.claimed_devices import (
     without_driver,
     without_pods,
 )
+from tests.pipeline.gpu_users import process
 from tests.rigs.node import (
     agents,
     call_errors,
@@ -148,6 +149,23 @@ def test_a_monitor_whose_claims_cannot_be_read_is_paused_and_not_evicted() -> No
     ends.run_to(rig, "most-in-one", Reason.APPLIED, layouts=KEEP_ONE)
 
     assert rig.log.count("workloads.evict") == 1
+
+
+def test_an_mps_daemon_for_a_claim_ends_with_the_pod_and_does_not_block() -> None:
+    rig = nodes.dra_node()
+    daemon = rig.pods.add(
+        "mps-control-daemon-x", container_names=("mps-control-daemon",), owner_kind="ReplicaSet"
+    )
+    used = next(gi for gi in rig.gpus[0].gpu_instances if gi.placement.start == 0)
+    rig.driver.processes[rig.gpus[0].uuid] = (process(f"pod {daemon}", used.instance_id),)
+
+    def stop_daemon() -> None:
+        if "low" not in rig.pods.names:
+            rig.driver.processes.clear()
+
+    rig.callbacks.add(moments.Wait, stop_daemon)
+
+    ends.run_to(rig, "all-disabled", Reason.APPLIED)
 
 
 def test_slices_that_do_not_match_the_gpus_fail_the_change() -> None:

@@ -51,6 +51,15 @@ def is_driver(pod: pod_object.Pod) -> bool:
     return has_known_name and pod.owner_kind == "DaemonSet" and pod.mounts_driver_sockets
 
 
+def is_mps_daemon(pod: pod_object.Pod) -> bool:
+    """Return whether a pod is an MPS control daemon that the driver runs for one ResourceClaim.
+
+    The driver ends it after the last pod of the claim (dra-driver-nvidia-gpu,
+    ``templates/mps-control-daemon.tmpl.yaml`` and ``MpsControlDaemon`` in ``sharing.go``).
+    """
+    return "mps-control-daemon" in pod.container_names and pod.owner_kind == "ReplicaSet"
+
+
 def parse_slice(item: Mapping[str, Any]) -> Slice:
     """Parse a ResourceSlice; see ``api_values.as_cluster_error`` for its exceptions."""
     spec = item["spec"]
