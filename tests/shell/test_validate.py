@@ -1,4 +1,4 @@
-"""``validate``, ``--lenient`` and ``export --placements`` as they are used at a shell."""
+"""``validate`` as it is used at a shell and by pre-commit."""
 
 import pathlib
 import re
@@ -12,31 +12,20 @@ from mig_manager.catalogue import hardware
 from mig_manager.cli.toolkit import validation
 from mig_manager.core.layout import config
 from tests.rigs.shell.commandline import Shell
+from tests.shell.layout_files import NOWHERE, SEVEN, instances, layouts
 
 ROOT = pathlib.Path(__file__).parents[2]
 HOOKS = yaml.safe_load((ROOT / ".pre-commit-hooks.yaml").read_text())
 SHIPPED = str(ROOT / "profiles/mig-parted.yaml")
 
 
-def layouts(**rules: str) -> str:
-    """A document with layouts of one rule each, in flow style."""
-    body = "".join(f"  {name}:\n  - {{{rule}}}\n" for name, rule in rules.items())
-    return f"version: v1\nmig-configs:\n{body}"
-
-
-def instances(devices: str) -> str:
-    return f"devices: all, mig-enabled: true, mig-devices: {{{devices}}}"
-
-
 SOME_ELSEWHERE = (
     "Some layouts do not fit all of these GPUs; use --must-fit to treat this as an error."
 )
 EVERY = "Every layout fits the GPUs that it selects."
-SEVEN = instances("1g.5gb: 7")
 EIGHT = instances("1g.5gb: 8")
 BY_INDEX = SEVEN.replace("all", "[2, 7]")
 NOT_CHECKED = "Device indices were not checked: layouts are compared with products"
-NOWHERE = instances("1g.7gb: 1")
 FOR_A30 = f'device-filter: "0x20B710DE", {SEVEN}'
 FOR_H100 = f'device-filter: "*H100*", {SEVEN}'
 REPLACED = f"{NOWHERE.replace('all', '[3]')}}}\n  - {{devices: all, mig-enabled: false"
@@ -345,124 +334,3 @@ def test_a_long_list_of_errors_ends_with_a_count(shell: Shell) -> None:
 
     assert err.count("layouts.yaml:") == 20
     assert "40 more errors" in err
-
-
-# -- lenient validation -----------------------------------------------------------------------
-
-
-DUBIOUS = layouts(x="devices: [0, 7], mig-enabled: true, mig-devices: {1g.6gb: 1, 1g.6gb: 2}")
-TWICE = f"4:{DUBIOUS.splitlines()[3].rindex('1g.6gb') + 1}"
-SPEC = ("--simulate", "1xA30")
-
-
-@pytest.mark.slow
-def test_mistakes_that_mig_parted_ignores_are_refused_unless_lenient(shell: Shell) -> None:
-    file = shell.file(DUBIOUS)
-
-    strict = shell("apply", "-f", file, *SPEC)
-    lenient = shell("apply", "-f", file, "--lenient", *SPEC)
-
-    assert strict.status == 2
-    assert f"{file}:{TWICE}: key '1g.6gb' is given twice" in strict.err
-    assert lenient.status == 0
-    assert f"warning: {file}:{TWICE}: key '1g.6gb' is given twice" in lenient.err
-    assert "names GPU 7, and this node has 1, counted from 0 (it matches no GPU)" in lenient.err
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("command", ["plan x", "apply x", "assert x", "validate x", "boot -c x"])
-def test_a_variable_makes_every_command_lenient_and_the_doctor_warns(
-    shell: Shell, command: str
-) -> None:
-    file = shell.file(DUBIOUS)
-    shell("apply", "-f", file, "--lenient", *SPEC)
-    lenient = {"MIG_MANAGER_LENIENT": "true"}
-
-    answer = shell(*command.split(), "-f", file, *SPEC, **lenient)
-
-    assert answer.status == 0
-    report = shell("doctor", "-f", file, *SPEC, **lenient).out if "boot" in command else answer.err
-    assert "key '1g.6gb' is given twice" in " ".join(report.split())
-
-
-def test_a_lenient_command_warns_of_a_layout_that_matches_no_gpu(shell: Shell) -> None:
-    file = shell.file(layouts(x=f'device-filter: "0x233010DE", {SEVEN}'))
-
-    strict = shell("apply", "-f", file, *SPEC)
-    lenient = shell("apply", "-f", file, "--lenient", "-o", "json", *SPEC)
-
-    assert (strict.status, lenient.status) == (1, 0)
-    (warning,) = lenient.data["warnings"]
-    assert "selects none of this node's GPUs" in warning
-    assert "(nothing is done)" in warning
-
-
-@pytest.mark.parametrize("command", ["plan", "apply", "assert", "apply --lenient"])
-def test_a_profile_the_gpus_do_not_have_is_reported_with_its_position(
-    shell: Shell, command: str
-) -> None:
-    text = layouts(x=NOWHERE)
-    file = shell.file(text)
-    column = text.splitlines()[3].index("1g.7gb") + 1
-
-    answer = shell(*command.split(), "-f", file, *SPEC)
-
-    assert answer.status == 1
-    assert f"{file}:4:{column}: GPU 0 (NVIDIA A30" in answer.err
-
-
-# -- placements -------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_a_layout_with_placements_is_planned_applied_asserted_and_exported(shell: Shell) -> None:
-    spec = ("--simulate", "2xA100-SXM4-40GB")
-    uuid = shell("status", *spec, "-o", "json").data["gpus"][0]["uuid"]
-    rule = instances('1g.5gb@4: 1, "2c.3g.20gb@0": 1, "1c.3g.20gb@0": 1, 1g.5gb: 1')
-    file = shell.file(layouts(x=rule.replace("all", f"[{uuid}]")))
-
-    statuses = [
-        shell(command, "-f", file, *spec).status
-        for command in ("assert", "plan", "apply", "assert")
-    ]
-    text = shell("export", "--placements", *spec).out
-
-    assert statuses == [1, 0, 0, 0]
-    assert shell("assert", "-f", shell.file(text, "again.yaml"), *spec).status == 0
-    first, second = yaml.safe_load(text)["mig-configs"]["current"]
-    placements = first["mig-devices"]
-    assert placements.pop("2c.3g.20gb@0") == placements.pop("1c.3g.20gb@0") == 1
-    assert placements.pop("1g.5gb@4") == 1
-    assert len(placements) == 1
-    assert (first["devices"], second["devices"]) == ([0], [1])
-    plain = yaml.safe_load(shell("export", *spec).out)["mig-configs"]["current"]
-    assert plain[0]["mig-devices"] == {"2c.3g.20gb": 1, "1c.3g.20gb": 1, "1g.5gb": 2}
-
-
-@pytest.mark.parametrize(
-    ("devices", "options", "message"),
-    [
-        ("1g.6gb@3: 1, 2g.12gb@2: 1", (), "they collide in slice 3"),
-        ("1g.6gb: 8", ("--lenient",), "layouts.yaml:4:"),
-    ],
-)
-def test_an_impossible_layout_is_refused_before_anything_is_touched(
-    shell: Shell, devices: str, options: tuple[str, ...], message: str
-) -> None:
-    before = shell("status", "-o", "json", *SPEC).out
-
-    answer = shell("apply", "-f", shell.file(layouts(x=instances(devices))), *options, *SPEC)
-
-    assert answer.status == 1
-    assert "layouts.yaml:4:" in answer.err
-    assert message in answer.err
-    assert shell("status", "-o", "json", *SPEC).out == before
-
-
-def test_an_instance_at_another_placement_is_not_reported_as_missing(shell: Shell) -> None:
-    shell("apply", "-f", shell.file(layouts(x=instances("1g.6gb@1: 1"))), *SPEC)
-
-    answer = shell("assert", "-f", shell.file(layouts(x=instances("1g.6gb@2: 1"))), *SPEC)
-
-    assert answer.status == 1
-    assert "GPU 0 has 1x 1g.6gb as requested, but at other placements" in answer.err
