@@ -12,5 +12,4 @@ def instances(devices: str) -> str:
 
 
 SEVEN = instances("1g.5gb: 7")
-NOWHERE = instances("1g.7gb: 1")
-"""No product has the profile."""
+NOWHERE = instances("1g.7gb: 1")  # no product has the profile
