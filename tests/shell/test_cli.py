@@ -1,6 +1,5 @@
 """The command line as people, scripts and NVIDIA's units use it, over simulated GPUs."""
 
-import json
 import pathlib
 import re
 import shlex
@@ -8,9 +7,6 @@ import shlex
 import pytest
 
 from mig_manager.adapters.host import lock_file
-from mig_manager.agent import agent_settings
-from mig_manager.cli import registry
-from mig_manager.cli.toolkit import parser
 from mig_manager.core import model
 from mig_manager.core.files import yaml_text, yaml_tree
 from mig_manager.core.records import journals
@@ -130,85 +126,6 @@ def test_a_change_under_way_is_named_beside_the_layout_it_may_halve(
     assert "warning: the change to layout 'night' was left unfinished; the next" in killed.err
     assert re.search(r"warning: x \(.*\bis changing the GPUs", changing.err, re.DOTALL)
     assert checking.err == killed.err
-
-
-@pytest.fixture
-def precious(tmp_path: pathlib.Path) -> dict[str, pathlib.Path]:
-    """A journal and a verified layout, by the name of their option."""
-    files = {name: tmp_path / name for name in ("journal-file", "verified-layout-file")}
-    for file in files.values():
-        file.write_text("precious")
-    return files
-
-
-def test_a_fresh_simulation_leaves_a_journal_that_another_node_may_have(
-    shell: Shell, layouts: str, precious: dict[str, pathlib.Path]
-) -> None:
-    files = [f"--{name}={file}" for name, file in precious.items()]
-    shell("apply", "no-such-layout", "-f", layouts, "--fresh", *SPEC, *files)
-
-    # An unreadable journal is moved aside, and kept.
-    journal = precious["journal-file"]
-    kept = [*journal.parent.glob(f"{journal.name}*"), precious["verified-layout-file"]]
-    assert [file.read_text() for file in kept] == ["precious", "precious"]
-
-
-@pytest.mark.parametrize(
-    ("command", "flag"), [("apply", ("--fresh",)), ("boot", ()), ("status", ()), ("doctor", ())]
-)
-def test_real_gpus_cannot_start_afresh_and_nothing_is_deleted(
-    shell: Shell, precious: dict[str, pathlib.Path], command: str, flag: tuple[str, ...]
-) -> None:
-    environ = {
-        f"MIG_MANAGER_{name.upper().replace('-', '_')}": str(file)
-        for name, file in precious.items()
-    }
-
-    answer = shell(command, *flag, **environ, **({} if flag else {"MIG_MANAGER_FRESH": "true"}))
-
-    assert answer.status == 2
-    assert "--fresh resets simulated GPUs; name them with --simulate" in answer.err
-    assert [file.read_text() for file in precious.values()] == ["precious", "precious"]
-
-
-@pytest.mark.parametrize(
-    ("content", "options"),
-    [
-        (b"", ()),
-        (b"{}", ("--simulate", "1xA30")),
-        (b"[]", ("--simulate", "1xA30", "--fresh")),
-        (b"\xff\xfe", ()),
-        (b'{"options": 3}', ("--simulate", "1xA30", "--fresh")),
-    ],
-)
-def test_a_state_file_of_another_program_is_refused_and_kept(
-    shell: Shell, tmp_path: pathlib.Path, content: bytes, options: tuple[str, ...]
-) -> None:
-    path = tmp_path / "precious"
-    path.write_bytes(content)
-
-    answer = shell("status", "--simulate-state", str(path), *options)
-
-    assert answer.status == 2
-    assert "has no simulated GPUs" in answer.err
-    assert "remedy: Remove the file, or name another one with --simulate-state." in answer.err
-    assert path.read_bytes() == content
-
-
-@pytest.mark.parametrize("part", ["spec", "seed"])
-def test_a_state_file_without_its_texts_is_refused(
-    shell: Shell, tmp_path: pathlib.Path, part: str
-) -> None:
-    path = tmp_path / "state"
-    shell("status", "--simulate-state", str(path), "--simulate", "1xA30")
-    state = json.loads(path.read_text())
-    (state if part in state else state["options"])[part] = [7]
-    path.write_text(json.dumps(state))
-
-    answer = shell("status", "--simulate-state", str(path))
-
-    assert answer.status == 2
-    assert "has no simulated GPUs" in answer.err
 
 
 def test_an_agent_without_a_cluster_writes_no_log(shell: Shell, tmp_path: pathlib.Path) -> None:
@@ -440,48 +357,6 @@ def test_hooks_file_of_the_environment_can_be_switched_off(shell: Shell) -> None
 
     assert shell(*argv, MIG_PARTED_HOOKS_FILE="/hooks.yaml").status == 2
     assert shell(*argv, MIG_PARTED_HOOKS_FILE="").status == 0
-
-
-def test_nvidias_agent_options_are_all_understood() -> None:
-    argv = ["agent", "-n", "n1", "-f", "/c", "-s", "x", "-m", "/host", "-i", "/n", "-o", "/o"]
-    argv += ["-k", "kubelet.service", "-g", "/g", "-r", "-d", "-p", "ns", "-t", "/t", "-a", "/a"]
-    argv += ["--cdi-enabled", "-b", "/b", "-j", "/j", "--nvidia-cdi-hook-path", "/h"]
-
-    of_agent = agent_settings.AgentSettings.read(parser.parse(registry.PROGRAM, argv), {})
-
-    assert of_agent.node_name == "n1"
-    assert len(of_agent.not_needed) == 5
-    assert of_agent.gpus.driver_roots == ("/a", "/t")
-    assert of_agent.host.with_reboot
-    assert of_agent.host.shuts_host_clients
-    assert of_agent.host.cdi_enabled
-    assert of_agent.host.gpu_clients_file == pathlib.Path("/g")
-
-
-# -- simulated nodes --------------------------------------------------------------------------
-
-
-def test_a_simulated_node_is_announced_once_and_may_be_mixed(
-    shell: Shell, tmp_path: pathlib.Path
-) -> None:
-    state = ("--simulate-state", str(tmp_path / "state.json"))
-    missing = shell("status", *state)
-    answer = shell("status", *state, "--simulate", "1xA100-SXM4-80GB+1xA30")
-
-    assert missing.status == 2
-    assert "create it with --simulate" in missing.err
-    assert "NVIDIA A100-SXM4-80GB" in answer.out
-    assert "NVIDIA A30" in answer.out
-    unknown = shell("apply", "x", *state)
-    created = "simulated GPUs: 1 NVIDIA A100-SXM4-80GB + 1 NVIDIA A30, in "
-    forgotten = shell("status", MIG_MANAGER_SIMULATE_STATE=state[1])
-    answers = (answer, unknown, forgotten)
-    assert [created in each.err for each in answers] == [True, False, True]
-    assert "simulated" not in answer.out
-    # A state file holds one node.
-    assert shell("status", *state).status == 0
-    assert shell("status", *state, "--simulate", "1xA30").status == 2
-    assert shell("status", *state, "--simulate", "a100-sxm4-80gb+A30").status == 0
 
 
 @pytest.mark.slow

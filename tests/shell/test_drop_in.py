@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from mig_manager.agent import agent_settings
 from mig_manager.cli import registry
 from mig_manager.cli.toolkit import parser
 from mig_manager.core.settings import node_settings
@@ -265,3 +266,19 @@ def test_a_link_named_nvidia_mig_parted_serves_its_scripts(
     # As the installer's program does it, which is no Python itself.
     called = run(script, "assert", "-f", "/nonexistent", MIG_MANAGER_CALLED=str(link))
     assert called.returncode == 1
+
+
+def test_nvidias_agent_options_are_all_understood() -> None:
+    argv = ["agent", "-n", "n1", "-f", "/c", "-s", "x", "-m", "/host", "-i", "/n", "-o", "/o"]
+    argv += ["-k", "kubelet.service", "-g", "/g", "-r", "-d", "-p", "ns", "-t", "/t", "-a", "/a"]
+    argv += ["--cdi-enabled", "-b", "/b", "-j", "/j", "--nvidia-cdi-hook-path", "/h"]
+
+    of_agent = agent_settings.AgentSettings.read(parser.parse(registry.PROGRAM, argv), {})
+
+    assert of_agent.node_name == "n1"
+    assert len(of_agent.not_needed) == 5
+    assert of_agent.gpus.driver_roots == ("/a", "/t")
+    assert of_agent.host.with_reboot
+    assert of_agent.host.shuts_host_clients
+    assert of_agent.host.cdi_enabled
+    assert of_agent.host.gpu_clients_file == pathlib.Path("/g")
