@@ -1,6 +1,5 @@
 """Read the kernel's ``/proc`` about this process, its rights and its pod, and about this boot."""
 
-import contextlib
 import dataclasses
 import os
 import pathlib
@@ -111,18 +110,13 @@ def config_right(proc: pathlib.Path, dev: pathlib.Path) -> ConfigRight:
     return ConfigRight(path=path, why_not="")
 
 
-def modules(proc: pathlib.Path) -> dict[str, int] | None:
-    """Return how often each loaded module is used (``proc_modules(5)``); None if unknown."""
+def modules(proc: pathlib.Path) -> frozenset[str] | None:
+    """Return the names of the loaded modules (``proc_modules(5)``); None if unknown."""
     try:
         lines = (proc / "modules").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return None
-    counts: dict[str, int] = {}
-    for line in lines:
-        name, _, rest = line.partition(" ")
-        with contextlib.suppress(ValueError, IndexError):
-            counts[name] = int(rest.split()[1])
-    return counts
+    return frozenset(line.partition(" ")[0] for line in lines)
 
 
 def text(path: pathlib.Path) -> str:
