@@ -17,6 +17,7 @@ from tests.rigs.node import simulated_rig
 
 _MAX_PAUSE_S = 0.02
 _STOP_S = 120.0
+_WATCH_END_S = 30.0  # less than an idle watch lasts
 
 Wrap = Callable[[ports.Dependencies], ports.Dependencies]
 
@@ -127,8 +128,11 @@ class HostedAgent:
         self._service.stop()
 
     def end(self) -> None:
-        """Stop the agent, and wait until it has ended."""
+        """Stop the agent, and wait until it has ended, and its watch with it."""
         self.stop()
         self._thread.join(_STOP_S)
         assert not self._thread.is_alive()
+        watching = self._service._watch._thread
+        watching.join(_WATCH_END_S)
+        assert not watching.is_alive()
         self._kube.close()
