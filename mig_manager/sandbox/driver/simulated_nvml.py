@@ -68,14 +68,14 @@ class SimulatedLibrary:
             else:
                 self._run(attempt)
         except states.Refused as refused:
-            attempt.code = int(refused.code)
+            return int(refused.code)
         except FileNotFoundError:
-            attempt.code = int(states.Code.DRIVER_NOT_LOADED)
-        return attempt.code
+            return int(states.Code.DRIVER_NOT_LOADED)
+        return int(states.Code.SUCCESS)
 
     def _run(self, attempt: "RunningCall") -> None:
         function = attempt.function
-        attempt.entered_ns = time.monotonic_ns()
+        attempt.enter()
         node = self.state.read()
         view = self._view(node, attempt.target)
         latency = function.latency
@@ -123,7 +123,6 @@ class RunningCall:
         self.function = function
         self.rest = arguments
         self.target: sessions.HandleTarget | None = None
-        self.code = int(states.Code.SUCCESS)
         self.entered_ns = time.monotonic_ns()
         """When the driver began; for a change, when it had locked the GPU."""
 
@@ -131,6 +130,10 @@ class RunningCall:
     def gpu(self) -> int | None:
         """The index of the call's GPU, if it has one."""
         return None if self.target is None else self.target.gpu
+
+    def enter(self) -> None:
+        """Note that the driver begins."""
+        self.entered_ns = time.monotonic_ns()
 
     def resolve_handle(self, session: sessions.Session) -> None:
         """Resolve the first argument if the function takes a handle."""
