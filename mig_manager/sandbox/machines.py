@@ -73,7 +73,7 @@ class Machine:
         self.state_file = folder / f"{name}.json"
         """The simulated GPUs, to be created before ``start``."""
         self.log = folder / f"{name}.log"
-        """The agent's log, which may be moved before its start."""
+        """The agent's log; see ``log_to``."""
         self.socket = folder / f"{name}.sock"
         self._options = dataclasses.replace(options, name=name)
         self.agent: Process | None = None
@@ -104,6 +104,10 @@ class Machine:
             *("--simulate-state", str(self.state_file)),
             *further,
         ]
+
+    def log_to(self, log: pathlib.Path) -> None:
+        """Let the agent log to another file from its next start on."""
+        self.log = log
 
     def start_agent(self, arguments: Sequence[str], group: int | None = None) -> None:
         """Start its agent, which must not be running; ``group`` as for ``Process``."""

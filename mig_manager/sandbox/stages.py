@@ -31,6 +31,15 @@ _QUICK = sandbox_node.NodeOptions(tick_s=0.25)
 """A real kubelet's status tick is ten seconds: too long for a demonstration."""
 
 
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Connection:
+    """How the parts of a stage reach its API server."""
+
+    kubeconfig: pathlib.Path  # of the agents
+    people: api.KubeApi
+    components: cluster_view.Server  # for the simulated components
+
+
 class Stage:
     """The nodes of a cluster, with an agent on every one; a context manager.
 
@@ -110,9 +119,10 @@ class Stage:
             state_file.SharedState(machine.state_file).create(self._spec, options=driver)
         simulated_nvml.install(self.machine.state_file)
         exits.callback(simulated_nvml.load, None)
-        server = self.connect(exits, folder)
+        connection = self.connect(exits, folder)
+        self.kubeconfig, self.api = connection.kubeconfig, connection.people
         exits.callback(self.api.close)
-        self.cluster = exits.enter_context(cluster_view.ClusterView(server))
+        self.cluster = exits.enter_context(cluster_view.ClusterView(connection.components))
         exits.callback(self.cluster.listen(lambda *_: self.changed.set()))
         self.sandboxes = [
             machine.start(exits, self.cluster, lambda error: self.fail(_no_room(error)))
@@ -130,12 +140,14 @@ class Stage:
 
         self.wait(have_devices, "the device plugin's devices")
 
-    def connect(self, exits: contextlib.ExitStack, folder: pathlib.Path) -> cluster_view.Server:
-        """Start the API server; return it for the simulated components."""
+    def connect(self, exits: contextlib.ExitStack, folder: pathlib.Path) -> Connection:
+        """Start the API server."""
         exits.enter_context(api_server.serve(self.server))
-        self.kubeconfig = self.server.kubeconfig(folder / "kubeconfig")
-        self.api = api.KubeApi.at(self.server.url)
-        return self.server.url
+        return Connection(
+            kubeconfig=self.server.kubeconfig(folder / "kubeconfig"),
+            people=api.KubeApi.at(self.server.url),
+            components=self.server.url,
+        )
 
     def arguments(self, machine: machines.Machine) -> list[str]:
         """Return the command line of a node's agent, from its first option on."""

@@ -59,16 +59,19 @@ class Nodes(stages.Stage):
         self._logs = shape.folder
         self._real = real
 
-    def connect(self, exits: contextlib.ExitStack, folder: pathlib.Path) -> cluster_view.Server:
+    def connect(self, exits: contextlib.ExitStack, folder: pathlib.Path) -> stages.Connection:
         logs = self._logs or folder
         self.partitioner_log = logs / "partitioner.log"
         for machine in self.machines:
-            machine.log = logs / machine.log.name
+            machine.log_to(logs / machine.log.name)
         exits.callback(self._real.clear)
         self._real.grant(account_rights.SHIPPED)
-        people = str(self._real.server.kubeconfig(folder / "people", token=envtest.ADMIN_TOKEN))
-        self.api = api.KubeApi.connect(kubeconfig=people)
-        return api.KubeApi.connect(kubeconfig=people)
+        people = self._real.server.kubeconfig(folder / "people", token=envtest.ADMIN_TOKEN)
+        return stages.Connection(
+            kubeconfig=people,
+            people=api.KubeApi.connect(kubeconfig=str(people)),
+            components=api.KubeApi.connect(kubeconfig=str(people)),
+        )
 
     def arguments(self, machine: machines.Machine) -> list[str]:
         path = self.config_file.with_name(f"{machine.name}.kubeconfig")

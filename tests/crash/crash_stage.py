@@ -77,7 +77,7 @@ class CrashStage(agent_stage.AgentStage):
         self._start_with = start
         self._agents = 0
 
-    def connect(self, exits: contextlib.ExitStack, folder: pathlib.Path) -> cluster_view.Server:
+    def connect(self, exits: contextlib.ExitStack, folder: pathlib.Path) -> stages.Connection:
         """Bring the GPUs to the start before anything on the node sees them."""
         self.state = nvml_faults.SharedState(self.machine.state_file)
         if (start := self._start_with) is not None:

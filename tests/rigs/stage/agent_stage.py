@@ -71,13 +71,15 @@ class AgentStage(stages.Stage):
         self._stderr = stderr
         self._driver = contextlib.ExitStack()
 
-    def connect(self, exits: contextlib.ExitStack, folder: pathlib.Path) -> cluster_view.Server:
+    def connect(self, exits: contextlib.ExitStack, folder: pathlib.Path) -> stages.Connection:
         if self._credentials is None:
             return super().connect(exits, folder)
-        self.kubeconfig = self._credentials.agent
         people = str(self._credentials.people)
-        self.api = api.KubeApi.connect(kubeconfig=people)
-        return api.KubeApi.connect(kubeconfig=people)
+        return stages.Connection(
+            kubeconfig=self._credentials.agent,
+            people=api.KubeApi.connect(kubeconfig=people),
+            components=api.KubeApi.connect(kubeconfig=people),
+        )
 
     @property
     def library(self) -> pathlib.Path:
@@ -89,7 +91,7 @@ class AgentStage(stages.Stage):
             served = c_library.serve(self.library.parent, self.machine.state_file)
             self._driver.enter_context(served)
         if self._stderr is not None:
-            self.machine.log = pathlib.Path(f"/proc/self/fd/{self._stderr}")
+            self.machine.log_to(pathlib.Path(f"/proc/self/fd/{self._stderr}"))
         super().start_agent()
 
     def arguments(self, machine: machines.Machine) -> list[str]:
