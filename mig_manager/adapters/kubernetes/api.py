@@ -307,7 +307,8 @@ class KubeApi:
             headers["Content-Type"] = f"application/{request.content}"
         try:
             # This runs the client's refresh, which reads token files and may run a plugin.
-            with credentials.logged_if_slow():
+            may_run_plugin = self._loader is not None and self._loader.has_kubeconfig
+            with credentials.logged_if_slow() if may_run_plugin else contextlib.nullcontext():
                 auth = self._configuration.auth_settings().get("BearerToken")
         except Exception as error:
             # A bad file causes any error, such as OverflowError by a time in year 1.

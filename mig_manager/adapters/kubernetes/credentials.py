@@ -74,6 +74,11 @@ class Loader:
         self._loaded = versions
 
     @property
+    def has_kubeconfig(self) -> bool:
+        """Whether the credentials are a kubeconfig's, which may name a program."""
+        return self._kubeconfig is not None
+
+    @property
     def is_outdated(self) -> bool:
         """Whether the kubeconfig has changed since it was loaded."""
         return self._versions != self._loaded

@@ -102,14 +102,17 @@ def _require_unhindered(
 def _require_idle(
     attempt: attempts.Attempt, change: planning.PlannedChange, wait: timing.Wait
 ) -> None:
-    device_usage.require_idle(
-        attempt.deps,
-        change.plan,
-        change.scope,
-        change.usage,
-        services=change.inputs.services,
-        wait=wait,
-    )
+    """Wait for processes that block the plan, unless the drain or a pause ends them."""
+
+    def check() -> None:
+        usage = dataclasses.replace(change.usage, processes=attempt.deps.processes())
+        blocking = usage.blocking(
+            change.plan, leaving=change.affected_pods, services=change.inputs.services
+        )
+        if blocking:
+            raise errors.GpuInUseError("; ".join(blocking))
+
+    wait.retry(check, may_pass=lambda error: isinstance(error, errors.GpuInUseError))
 
 
 def _avoid_processes(

@@ -8,7 +8,7 @@ import structlog
 
 from mig_manager import errors
 from mig_manager.agent import attempts
-from mig_manager.agent.pods import device_listing, dra_driver, drain_scope
+from mig_manager.agent.pods import device_listing, dra_driver
 from mig_manager.core import messages, model, ports, steps, timing
 from mig_manager.core.node import gpu_use
 from mig_manager.core.node.daemons import client_table, mig_managers
@@ -74,35 +74,6 @@ def wait_for_usage(
             f"those to be removed: {names}"
         )
     return usage
-
-
-def require_idle(
-    deps: ports.Dependencies,
-    plan: steps.Plan,
-    scope: drain_scope.DrainScope,
-    usage: gpu_use.Usage,
-    *,
-    services: Collection[str],
-    wait: timing.Wait,
-) -> None:
-    """Wait for processes that block a plan, unless the drain or a pause ends them.
-
-    Raises:
-        HardwareError: The driver does not list the processes.
-        GpuInUseError: Some processes remain.
-        Superseded: Another layout is requested, or the agent stops.
-    """
-
-    def check() -> None:
-        blocking = dataclasses.replace(usage, processes=deps.processes()).blocking(
-            plan,
-            leaving=usage.users(scope.affected),
-            services=services,
-        )
-        if blocking:
-            raise errors.GpuInUseError("; ".join(blocking))
-
-    wait.retry(check, may_pass=lambda error: isinstance(error, errors.GpuInUseError))
 
 
 def name_users(attempt: attempts.Attempt, plan: steps.Plan, gpus: model.ObservedGpus) -> str:
