@@ -11,7 +11,7 @@ from mig_manager import errors, reasons
 from mig_manager.agent import (
     attempts,
     intake,
-    interrupted,
+    interrupted_runs,
     layout_request,
     node_context,
     node_patches,
@@ -97,13 +97,11 @@ class AttemptSeries:
         """
         deps, publisher = self._context.deps, self._context.publisher
         view = publisher.read()
-        saved = interrupted.read_saved(deps.host_copy_file, view)
-        interrupted.set_aside_unreadable_journal(self._context, view)
-        journal = interrupted.find_journal(deps, view)
-        self.journal = journal
+        saved = interrupted_runs.read_saved(deps.host_copy_file, view)
+        self.journal = journal = interrupted_runs.read_journal(self._context, view)
         if self._record is None:
-            self._record = interrupted.find_record(saved, view, journal)
-        if not interrupted.has_ended(journal, view):
+            self._record = interrupted_runs.find_record(saved, view, journal)
+        if not interrupted_runs.has_ended(journal, view):
             self._resume_or_undo(request)
         self.is_current = True
 
@@ -222,12 +220,11 @@ class AttemptSeries:
         """Read the Node, resume its GPU clients that no journal lists, and return its journal."""
         context = self._context
         view = context.publisher.read()
-        interrupted.resume_unlisted(context, view)
+        interrupted_runs.resume_unlisted(context, view)
         # Without an interrupted run, a copy on the host is outdated.
-        if self.journal.is_empty and not interrupted.shows_change(view):
+        if self.journal.is_empty and not interrupted_runs.shows_change(view):
             return self.journal
-        interrupted.set_aside_unreadable_journal(context, view)
-        return interrupted.find_journal(context.deps, view)
+        return interrupted_runs.read_journal(context, view)
 
     def _keep_journal(self, attempt: attempts.Attempt) -> None:
         """Keep the journal for the next attempt, and release the slot if workloads may run."""

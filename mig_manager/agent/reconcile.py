@@ -12,7 +12,7 @@ from mig_manager import errors, reasons
 from mig_manager.agent import (
     agent_settings,
     attempt_series,
-    interrupted,
+    interrupted_runs,
     layout_request,
     node_context,
     node_patches,
@@ -167,13 +167,13 @@ class Reconciler:
     def _read_node_and_resume_unlisted(self) -> node_object.NodeView:
         view = self._deps.node.latest(is_at_rest=True)
         self._context.publisher.assume_written(view)
-        interrupted.resume_unlisted(self._context, view)
+        interrupted_runs.resume_unlisted(self._context, view)
         return view
 
     def _is_change_put_back(self, view: node_object.NodeView) -> bool:
         """Return whether another program put back a change that this agent has ended."""
         return self._is_run_open(view) or (
-            self._series.journal.is_empty and interrupted.shows_change(view)
+            self._series.journal.is_empty and interrupted_runs.shows_change(view)
         )
 
     def _publish_faults(self, gpus: model.ObservedGpus, *, why_not: str) -> repairing.Decision:
@@ -198,12 +198,12 @@ class Reconciler:
         """
         self._series.forget_request()
         view = self._context.publisher.read()
-        if interrupted.shows_change(view) or not self._series.journal.is_empty:
+        if interrupted_runs.shows_change(view) or not self._series.journal.is_empty:
             self._series.undo()
             view = self._context.publisher.read()
         if self._is_run_open(view):
             self._series.end_pending("the label was removed")
-        are_resumed = interrupted.resume_unlisted(self._context, view)
+        are_resumed = interrupted_runs.resume_unlisted(self._context, view)
         if self._series.journal.is_empty:
             self._admit_workloads(view)
         if self._deps.slots is not None:

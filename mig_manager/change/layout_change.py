@@ -40,7 +40,7 @@ class _LayoutAndRollback:
     """The requested layout, and GPUs as before an interrupted run."""
 
     requested: RequestedLayout
-    idle: model.Snapshots  # outside the layout; this change restores them
+    to_restore: model.Snapshots  # idle, and outside the layout; this change restores them
     outside_in_use: model.Snapshots
     """Pods or processes use what their rollback destroys. The journal keeps them for a later
     change."""
@@ -60,7 +60,7 @@ class _LayoutAndRollback:
 
     def plan(self, gpus: model.ObservedGpus) -> plans.Planned:
         planned = self.requested.plan(gpus)
-        rollback = planner.restore(gpus, self.idle)
+        rollback = planner.restore(gpus, self.to_restore)
         return dataclasses.replace(planned, plan=planner.combine(planned.plan, rollback))
 
     def plan_rest(self, gpus: model.ObservedGpus) -> steps.Plan:
@@ -141,7 +141,7 @@ class LayoutChange:
         outside = [gpu for gpu in before if gpu.uuid not in covered]
         return _LayoutAndRollback(
             requested=self.requested,
-            idle=tuple(gpu for gpu in outside if gpu.uuid not in used),
+            to_restore=tuple(gpu for gpu in outside if gpu.uuid not in used),
             outside_in_use=tuple(gpu for gpu in outside if gpu.uuid in used),
             inside_in_use=tuple(gpu for gpu in before if gpu.uuid in used & covered),
             may_stay_pending=self.requested.is_mode_only and not self.deps.may_reset,
@@ -182,7 +182,7 @@ class LayoutChange:
             )
         if self.interrupted.gpus.snapshots and not first.plan.is_empty:
             covered = self.requested.gpu_uuids(first.gpus)
-            restored = journal_file.list_restored_outside(first.gpus, combined.idle, covered)
+            restored = journal_file.list_restored_outside(first.gpus, combined.to_restore, covered)
             but = f", but not {inside}, which pods or processes use" if inside else ""
             also = f"; this one also restores {restored}, outside its layout" if restored else ""
             self.deps.notify(

@@ -1,4 +1,4 @@
-"""Read what an interrupted run or an earlier agent left: journal, record, labels and taint."""
+"""Read what interrupted runs and earlier agents left: journal, record, labels and taint."""
 
 import dataclasses
 
@@ -34,38 +34,12 @@ def shows_change(view: node_object.NodeView) -> bool:
     )
 
 
-def set_aside_unreadable_journal(
+def read_journal(
     context: node_context.NodeContext, view: node_object.NodeView
-) -> None:
-    """Move an invalid journal to another annotation of the Node, and report it.
-
-    Raises:
-        ClusterError: The API refused or does not answer.
-    """
-    text = view.annotations.get(well_known.JOURNAL_ANNOTATION)
-    if text is None:
-        return
-    try:
-        journals.Journal.from_json(text)
-    except ValueError as error:
-        _log.warning("journal_unreadable", error=str(error))
-        context.publisher.annotate(
-            {
-                well_known.JOURNAL_ANNOTATION: None,
-                well_known.UNREADABLE_JOURNAL_ANNOTATION: text[:_MAX_KEPT_CHARACTERS],
-            }
-        )
-        context.deps.node.emit(
-            reason="JournalUnreadable",
-            message=f"the journal of an interrupted run is invalid ({error}): labels and taint "
-            "that are marked as ours are restored, and what the host has a copy of; the text is "
-            f"kept in the annotation {well_known.UNREADABLE_JOURNAL_ANNOTATION}",
-            is_warning=True,
-        )
-
-
-def find_journal(deps: ports.Dependencies, view: node_object.NodeView) -> journals.Journal:
+) -> journals.Journal:
     """Return the journal of an interrupted run, of the Node or the copy on the host.
+
+    An invalid one is moved to another annotation of the Node.
 
     If the Node has lost it, or it is invalid, the host has a copy of the entries that no write to
     the Node restores. The taint is always recognized by its key, and ``resume_unlisted`` finds
@@ -74,8 +48,18 @@ def find_journal(deps: ports.Dependencies, view: node_object.NodeView) -> journa
 
     A reset waits for no write to the Node, so the GPUs whose persistence mode is off are always
     read from the host as well.
+
+    Raises:
+        ClusterError: The API refused or does not answer.
     """
-    journal = journals.parse_or_none(view.annotations.get(well_known.JOURNAL_ANNOTATION))
+    deps = context.deps
+    text = view.annotations.get(well_known.JOURNAL_ANNOTATION)
+    journal: journals.Journal | None = None
+    if text is not None:
+        try:
+            journal = journals.Journal.from_json(text)
+        except ValueError as error:
+            _set_aside(context, text, error)
     copy = host_copy.parse_journal(_read_host(deps.host_copy_file))
     if journal is not None:
         own_entries = node_entries.without_foreign_labels(journal.node, view)
@@ -91,6 +75,24 @@ def find_journal(deps: ports.Dependencies, view: node_object.NodeView) -> journa
         boot_id = journal.boot_id or copy.boot_id
         journal = dataclasses.replace(journal, boot_id=boot_id, gpus=gpus)
     return journal
+
+
+def _set_aside(context: node_context.NodeContext, text: str, error: ValueError) -> None:
+    """Move an invalid journal to another annotation of the Node, and report it."""
+    _log.warning("journal_unreadable", error=str(error))
+    context.publisher.annotate(
+        {
+            well_known.JOURNAL_ANNOTATION: None,
+            well_known.UNREADABLE_JOURNAL_ANNOTATION: text[:_MAX_KEPT_CHARACTERS],
+        }
+    )
+    context.deps.node.emit(
+        reason="JournalUnreadable",
+        message=f"the journal of an interrupted run is invalid ({error}): labels and taint "
+        "that are marked as ours are restored, and what the host has a copy of; the text is "
+        f"kept in the annotation {well_known.UNREADABLE_JOURNAL_ANNOTATION}",
+        is_warning=True,
+    )
 
 
 def _is_outdated(copy: journals.Journal, view: node_object.NodeView) -> bool:
