@@ -1,20 +1,16 @@
-"""Reset GPUs, with ``nvidia-smi --gpu-reset``.
-
-``nvidia-smi -q -x`` shows the GPU's state, in elements of NVIDIA's ``nvsmi_device`` DTD.
-"""
+"""Reset GPUs, with ``nvidia-smi --gpu-reset``."""
 
 import dataclasses
 import os
 import pathlib
 import re
-import xml.etree.ElementTree as ET
 from collections.abc import Mapping, Sequence
 
 import structlog
 
 from mig_manager import errors, reasons
-from mig_manager.adapters.host import device_users, procfs, programs
-from mig_manager.core import gpu_processes, messages, model, ports
+from mig_manager.adapters.host import device_users, procfs, programs, smi_status
+from mig_manager.core import gpu_processes, model, ports
 from mig_manager.core.settings import host_settings
 
 _MAX_BYTES = 4 * 2**20
@@ -23,7 +19,6 @@ _TOOL = "nvidia-smi"
 _QUERY_TIMEOUT_S = 60.0
 
 _REASON = reasons.Reason.RESET_REQUIRED
-_END = "</nvidia_smi_log>"
 _NOT_AVAILABLE = 3
 """Exit status: "the requested operation is not available on target device" (``nvidia-smi(1)``)."""
 _NO_PERMISSION = 4
@@ -32,55 +27,6 @@ _UNSUPPORTED = re.compile(r"not supported", re.IGNORECASE)
 _ADDRESS = re.compile(r"\b([0-9a-f]{4,8}):([0-9a-f]{2}):([0-9a-f]{2})\.([0-7])\b", re.IGNORECASE)
 
 _log = structlog.get_logger()
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class SmiStatus:
-    """The state of a GPU, as ``nvidia-smi`` shows it."""
-
-    uuid: str
-    minor: int | None
-    is_pending: bool
-    is_persistent: bool
-    """Whether persistence mode is on, with which the driver itself keeps the GPU open."""
-    has_instances: bool
-    """Whether it has MIG devices; GPU instances without compute instances are not shown."""
-    processes: Mapping[int, str]  # name and pid of the processes with a context, by pid
-
-
-def parse(document: str) -> tuple[SmiStatus, ...]:
-    """Parse the XML of some GPUs; none if it is malformed."""
-    # Warnings, for example about a corrupt infoROM, follow the document.
-    document, end, _ = document.partition(_END)
-    try:
-        # The driver's own tool wrote it, with bounded size; expat bounds entity expansion.
-        root = ET.fromstring(document + end)  # noqa: S314
-    except ET.ParseError:
-        return ()
-    return tuple(map(_status, root.findall("gpu")))
-
-
-def _status(gpu: ET.Element) -> SmiStatus:
-    def text(element: ET.Element, path: str) -> str:
-        return (element.findtext(path) or "").strip()
-
-    current, pending = (text(gpu, f"mig_mode/{which}_mig") for which in ("current", "pending"))
-    minor = text(gpu, "minor_number")
-    processes = {}
-    for each in gpu.iterfind("processes/process_info"):
-        if (pid := text(each, "pid")).isdecimal():
-            name = messages.printable(
-                gpu_processes.program_name(text(each, "process_name")) or "process"
-            )
-            processes[int(pid)] = f"{name} (pid {pid})"
-    return SmiStatus(
-        uuid=text(gpu, "uuid"),
-        minor=int(minor) if minor.isdecimal() else None,
-        is_pending=bool(current and pending) and current != pending,
-        is_persistent=text(gpu, "persistence_mode") == "Enabled",
-        has_instances=gpu.find("mig_devices/mig_device") is not None,
-        processes=processes,
-    )
 
 
 @dataclasses.dataclass(eq=False, repr=False, match_args=False)
@@ -145,21 +91,23 @@ class SmiReset:
             max_output_bytes=_MAX_BYTES,
         )
 
-    def _query(self, gpus: Sequence[model.Gpu]) -> Mapping[str, SmiStatus]:
+    def _query(self, gpus: Sequence[model.Gpu]) -> Mapping[str, smi_status.SmiStatus]:
         """Query GPUs by UUID, and check that the tool shows the same GPUs."""
         if not gpus:
             return {}
         done = self._run("-q", "-x", "-i", _bus_ids(gpus))
         if done.status:
             raise done.failure(_REASON)
-        statuses = {status.uuid: status for status in parse(done.stdout)}
+        statuses = {status.uuid: status for status in smi_status.parse(done.stdout)}
         if missing := [str(gpu) for gpu in gpus if gpu.uuid not in statuses]:
             raise errors.HostError(
                 f"{done.line} does not show {', '.join(missing)}", reason=_REASON
             )
         return statuses
 
-    def _require_free(self, gpu: model.Gpu, status: SmiStatus, *, is_repair: bool) -> None:
+    def _require_free(
+        self, gpu: model.Gpu, status: smi_status.SmiStatus, *, is_repair: bool
+    ) -> None:
         if status.has_instances and not is_repair:
             raise _with_instances(gpu)
         if users := self._users(gpu, status, ignore=gpu_processes.RELEASING_DAEMONS):
@@ -172,7 +120,7 @@ class SmiReset:
             _log.warning("gpu_users_unknown", gpu=gpu.uuid, why=hidden)
 
     def _users(
-        self, gpu: model.Gpu, status: SmiStatus, *, ignore: Sequence[str] = ()
+        self, gpu: model.Gpu, status: smi_status.SmiStatus, *, ignore: Sequence[str] = ()
     ) -> list[str]:
         processes = device_users.find_users(self.proc, ignore=(os.getpid(),))
         drm = device_users.drm_nodes(self.proc, gpu.pci_address)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from mig_manager import errors
-from mig_manager.adapters.host import gpu_reset, programs
+from mig_manager.adapters.host import gpu_reset, programs, smi_status
 from mig_manager.core import model
 from mig_manager.reasons import Reason
 from mig_manager.sandbox.driver import states
@@ -332,8 +332,8 @@ def test_xml_with_gaps_warnings_and_odd_names_is_parsed() -> None:
     )
     text = f"<gpu><uuid>GPU-1</uuid><processes>{named}</processes></gpu></nvidia_smi_log>"
 
-    (status,) = gpu_reset.parse(f"<nvidia_smi_log>{text}\nWARNING: infoROM\n")
-    assert status == gpu_reset.SmiStatus(
+    (status,) = smi_status.parse(f"<nvidia_smi_log>{text}\nWARNING: infoROM\n")
+    assert status == smi_status.SmiStatus(
         uuid="GPU-1",
         minor=None,
         is_pending=False,
