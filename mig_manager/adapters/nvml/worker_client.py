@@ -61,9 +61,6 @@ class _Worker:
     """A worker process, and the memory with its last calls."""
 
     def __init__(self, command: Sequence[str]) -> None:
-        self.calls: tuple[last_calls.LastCall, ...] = ()
-        """The last call of each of its threads, the oldest first; known after ``end``."""
-        self.ended_s = 0.0
         with contextlib.ExitStack() as stack:
             try:
                 self._last_calls = stack.enter_context(contextlib.closing(last_calls.LastCalls()))
@@ -77,13 +74,28 @@ class _Worker:
                 ) from error
             stack.pop_all()
 
-    def end(self) -> bool:
-        """Kill it and release everything; return False if the kernel keeps it alive."""
-        self.ended_s = time.monotonic()
-        is_gone = self.child.end()
-        self.calls = self._last_calls.read()
+    def end(self) -> "_EndedWorker":
+        """Kill it and release everything."""
+        ended_s = time.monotonic()
+        self.child.end()
+        calls = self._last_calls.read()
         self._last_calls.close()
-        return is_gone
+        return _EndedWorker(child=self.child, calls=calls, ended_s=ended_s)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class _EndedWorker:
+    """A worker that was killed, or had ended before."""
+
+    child: subprocesses.Child
+    calls: tuple[last_calls.LastCall, ...]
+    """The last call of each of its threads, the oldest first."""
+    ended_s: float  # when it was killed, on the monotonic clock
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether the kernel still keeps it alive; reaps it once it is gone."""
+        return self.child.status is None
 
     @property
     def running(self) -> list[last_calls.LastCall]:
@@ -97,7 +109,7 @@ class _Worker:
 
     @property
     def stuck_s(self) -> float:
-        """How long ago ``end`` was called."""
+        """How long ago it was killed."""
         return round(time.monotonic() - self.ended_s, 3)
 
 
@@ -118,7 +130,7 @@ class WorkerGpus:
     retries while GPUs are in use."""
     telemetry: ports.Telemetry = dataclasses.field(default_factory=ports.Telemetry)
     proc_root: pathlib.Path = procfs.ROOT
-    _stuck: list[_Worker] = dataclasses.field(default_factory=list, init=False)
+    _stuck: list[_EndedWorker] = dataclasses.field(default_factory=list, init=False)
     _observed: model.ObservedGpus = dataclasses.field(default=model.NO_GPUS, init=False)
     _by_index: dict[int, model.Gpu] = dataclasses.field(default_factory=dict, init=False)
     _ready: _Worker | None = dataclasses.field(default=None, init=False)
@@ -233,8 +245,8 @@ class WorkerGpus:
         except (TimeoutError, EOFError, ValueError) as error:
             failure = error
         finally:
-            self._end(worker)
-        stderr = worker.child.stderr.text().strip()
+            old_worker = self._end(worker)
+        stderr = old_worker.child.stderr.text().strip()
         if stderr:
             _log.warning("gpu_worker_stderr", stderr=stderr)
         match failure:
@@ -245,9 +257,9 @@ class WorkerGpus:
                     self.telemetry.nvml_called(function, count, seconds)
                 return worker_messages.result(outcome)
             case TimeoutError():
-                raise self._hung(worker) from failure
+                raise self._hung(old_worker) from failure
             case _:
-                raise _worker_error(worker, failure, stderr) from failure
+                raise _worker_error(old_worker, failure, stderr) from failure
 
     def _answer(self, child: subprocesses.Child, request: tuple[object, ...]) -> Any:
         """Return a worker's answer, and pass on the steps that it reports before."""
@@ -258,19 +270,21 @@ class WorkerGpus:
             message = child.receive(max(0.0, deadline_s - time.monotonic()))
         return message
 
-    def _end(self, worker: _Worker) -> None:
-        if not worker.end():
-            _log.error("gpu_worker_unkillable", pid=worker.child.pid, doing=worker.doing)
-            self._stuck.append(worker)
+    def _end(self, worker: _Worker) -> _EndedWorker:
+        old_worker = worker.end()
+        if old_worker.is_stuck:
+            _log.error("gpu_worker_unkillable", pid=old_worker.child.pid, doing=old_worker.doing)
+            self._stuck.append(old_worker)
+        return old_worker
 
-    def _stuck_workers(self) -> list[_Worker]:
-        """Return the unkillable workers that still run; ``status`` reaps the others."""
-        self._stuck = [each for each in self._stuck if each.child.status is None]
+    def _stuck_workers(self) -> list[_EndedWorker]:
+        """Return the unkillable workers that still run."""
+        self._stuck = [each for each in self._stuck if each.is_stuck]
         return self._stuck
 
-    def _hung(self, worker: _Worker) -> errors.HardwareError:
+    def _hung(self, worker: _EndedWorker) -> errors.HardwareError:
         fate = "was killed"
-        if worker.child.status is None:
+        if worker.is_stuck:
             fate = f"(pid {worker.child.pid}) cannot be killed and was left behind"
         if worker.running:
             verbs = "has not returned for", *["for"] * (len(worker.running) - 1)
@@ -303,7 +317,7 @@ class WorkerGpus:
         return error
 
 
-def _worker_error(worker: _Worker, failure: Exception, stderr: str) -> errors.HardwareError:
+def _worker_error(worker: _EndedWorker, failure: Exception, stderr: str) -> errors.HardwareError:
     status = worker.child.status
     is_signal = status is not None and status < 0
     message = "the GPU worker "
@@ -323,7 +337,7 @@ def _worker_error(worker: _Worker, failure: Exception, stderr: str) -> errors.Ha
     )
 
 
-def _error(message: str, worker: _Worker, reason: reasons.Reason) -> errors.HardwareError:
+def _error(message: str, worker: _EndedWorker, reason: reasons.Reason) -> errors.HardwareError:
     if not worker.running:
         return errors.HardwareError(message, reason=reason)
     first = worker.running[0]
