@@ -5,6 +5,7 @@ Equal GPUs are drawn once. Colour only repeats the characters' meaning.
 
 import collections
 import dataclasses
+import enum
 import itertools
 from collections.abc import Callable, Container, Hashable, Iterable, Mapping, Sequence
 
@@ -18,12 +19,22 @@ _FREE_ROOM, _NO_FIT, _NO_FIT_SHORT = "free", "no fit", "none"
 """Room that some profile can still take, and room between instances that none can."""
 FREE, _UNUSABLE = "·", " "
 _UNKNOWN_SLICES = 8  # drawn of a GPU whose driver lists no profiles yet
-_DESTROY, _CREATE, _CHANGE, _STAYS = "destroy", "create", "change", "stays"
-_TONE_OF_MARK = {
-    _DESTROY: styles.Tone.BAD,
-    _CREATE: styles.Tone.GOOD,
-    _CHANGE: styles.Tone.WARN,
-    _STAYS: styles.Tone.PLAIN,
+
+
+class _Effect(enum.Enum):
+    """The effect of a plan on a GPU instance; the value is the mark beside it."""
+
+    DESTROY = "destroy"
+    CREATE = "create"
+    CHANGE = "change"
+    NONE = ""
+
+
+_TONE_OF_EFFECT = {
+    _Effect.DESTROY: styles.Tone.BAD,
+    _Effect.CREATE: styles.Tone.GOOD,
+    _Effect.CHANGE: styles.Tone.WARN,
+    _Effect.NONE: styles.Tone.PLAIN,
 }
 _TONE_OF_SIZE = {
     1: styles.Tone.CYAN,
@@ -45,7 +56,7 @@ def draw_gpus(gpus: Sequence[model.Gpu], *, style: styles.Style, has_offer: bool
         gpu = alike[0]
         lines = [_header(alike, _mode_text(gpu), style)]
         if slices := _slices(gpu):
-            row = bar.Row(cells=_cells_now(gpu, slices, marks={}))
+            row = bar.Row(cells=_cells_now(gpu, slices, effects={}))
             lines += bar.draw([row], slices=slices, style=style)
         blocks.append("\n".join([*lines, *(_offer(gpu, style) if has_offer else ())]))
     if any(not gi.compute_instances for gpu in gpus for gi in gpu.gpu_instances):
@@ -122,7 +133,7 @@ def draw_outcome(
             blocks.append(f"{header}\n    {style.plain(summarise(now))}")
             continue
         rows = [
-            bar.Row(label=label, cells=_cells_now(gpu, slices, marks={}))
+            bar.Row(label=label, cells=_cells_now(gpu, slices, effects={}))
             for label, gpu in (("before", was), ("after", now))
         ]
         lines = bar.draw(rows, slices=slices, style=style)
@@ -132,7 +143,7 @@ def draw_outcome(
 
 def gpu_cells(gpu: model.Gpu) -> tuple[bar.Cell, ...]:
     """Return the instances of a GPU and the room between them, from slice 0 on."""
-    return _cells_now(gpu, _slices(gpu) or _UNKNOWN_SLICES, marks={})
+    return _cells_now(gpu, _slices(gpu) or _UNKNOWN_SLICES, effects={})
 
 
 def summarise(gpu: model.Gpu) -> str:
@@ -225,7 +236,7 @@ def _bar_change(gpu: model.Gpu, gpu_plan: steps.GpuPlan, style: styles.Style) ->
     slices = _slices(gpu)
     if not slices:
         return ["    " + _PLACED_LATER]
-    marks = _marks(gpu, gpu_plan)
+    effects = _effects(gpu, gpu_plan)
     if _mode_after(gpu, gpu_plan) is not model.MigMode.ENABLED:
         after = _whole(slices, WHOLE)
     elif gpu_plan.is_provisional:
@@ -233,46 +244,48 @@ def _bar_change(gpu: model.Gpu, gpu_plan: steps.GpuPlan, style: styles.Style) ->
     else:
         cells: list[bar.Cell] = []
         for target in gpu_plan.target:
-            mark = marks.get(target.placement, _STAYS) if target.is_kept else _CREATE
-            cells.append(_cell(target, mark))
+            before = effects.get(target.placement, _Effect.NONE)
+            cells.append(_cell(target, before if target.is_kept else _Effect.CREATE))
         after = _with_free_room(cells, gpu, slices)
-    now = bar.Row(label="now", cells=_cells_now(gpu, slices, marks=marks))
+    now = bar.Row(label="now", cells=_cells_now(gpu, slices, effects=effects))
     return bar.draw([now, bar.Row(label="then", cells=after)], slices=slices, style=style)
 
 
-def _marks(gpu: model.Gpu, gpu_plan: steps.GpuPlan) -> dict[model.Placement, str]:
+def _effects(gpu: model.Gpu, gpu_plan: steps.GpuPlan) -> dict[model.Placement, _Effect]:
     """Return the plan's effect on each live GPU instance, by placement."""
     ids = {gi.instance_id: gi.placement for gi in gpu.gpu_instances}
-    marks = dict.fromkeys(ids.values(), _STAYS)
+    effects = dict.fromkeys(ids.values(), _Effect.NONE)
     for step in gpu_plan.steps:
         match step:
             case steps.DestroyComputeInstance() if step.gpu_instance_id in ids:
-                marks[ids[step.gpu_instance_id]] = _CHANGE
-            case steps.CreateComputeInstance() if marks.get(step.gpu_instance_placement) is _STAYS:
-                marks[step.gpu_instance_placement] = _CHANGE
+                effects[ids[step.gpu_instance_id]] = _Effect.CHANGE
+            case steps.CreateComputeInstance() if (
+                effects.get(step.gpu_instance_placement) is _Effect.NONE
+            ):
+                effects[step.gpu_instance_placement] = _Effect.CHANGE
             case steps.DestroyGpuInstance() if step.gpu_instance_id in ids:
-                marks[ids[step.gpu_instance_id]] = _DESTROY
+                effects[ids[step.gpu_instance_id]] = _Effect.DESTROY
             case _:
                 pass
-    return marks
+    return effects
 
 
 def _cells_now(
-    gpu: model.Gpu, slices: int, *, marks: Mapping[model.Placement, str]
+    gpu: model.Gpu, slices: int, *, effects: Mapping[model.Placement, _Effect]
 ) -> tuple[bar.Cell, ...]:
     if gpu.current_mode is not model.MigMode.ENABLED:
         return _whole(slices, WHOLE)
     cells: list[bar.Cell] = []
     for gi in gpu.gpu_instances:
-        mark = marks.get(gi.placement, "")
-        cell = _cell(gi, mark)
+        effect = effects.get(gi.placement)
+        cell = _cell(gi, effect)
         if not gi.compute_instances:
             cell = dataclasses.replace(
                 cell,
                 title=f"! {gi.profile}",
                 short=f"! {cell.short}",
                 fill="░",
-                tone=cell.tone if mark else styles.Tone.BAD,
+                tone=cell.tone if effect else styles.Tone.BAD,
                 parts=(),
             )
         cells.append(cell)
@@ -283,16 +296,17 @@ def _whole(slices: int, title: str) -> tuple[bar.Cell, ...]:
     return (bar.Cell(start=0, size=slices, title=title, tone=styles.Tone.FAINT),)
 
 
-def _cell(instance: model.GpuInstance | steps.TargetInstance, mark: str) -> bar.Cell:
+def _cell(instance: model.GpuInstance | steps.TargetInstance, effect: _Effect | None) -> bar.Cell:
+    """Return an instance, in the tone of its effect; None: no plan is drawn."""
     tone = _TONE_OF_SIZE.get(instance.profile.gpu_slices, styles.Tone.BLUE)
-    tone = _TONE_OF_MARK[mark] if mark else tone
+    tone = _TONE_OF_EFFECT[effect] if effect else tone
     return bar.Cell(
         start=instance.placement.start,
         size=instance.placement.size,
         title=str(instance.profile),
         short=str(instance.profile).replace(f".{instance.profile.memory_gb}gb", ""),
         tone=tone,
-        mark="" if mark == _STAYS else mark,
+        mark=effect.value if effect else "",
         parts=_parts(instance.compute_instances, instance.profile, tone),
     )
 
