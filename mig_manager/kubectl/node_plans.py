@@ -54,7 +54,8 @@ def _of_node(
     # An agent that ran, and shows no GPUs, can observe none: they may be partitioned.
     if report.gpus is None and run is None and not report.node.gpu_problem:
         gpus, why_not = presumed_gpus.of(report)
-        presumed = gpus or None
+        # Which instances and pods a layout costs there is unknown.
+        presumed = None if presumed_gpus.is_partitioned(report) else gpus or None
         notes += [why_not] if presumed else []
     result = preview.of_layout(
         report.node,

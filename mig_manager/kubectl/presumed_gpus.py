@@ -3,6 +3,7 @@
 from mig_manager import errors
 from mig_manager.core import model
 from mig_manager.core.fleet import node_reports
+from mig_manager.core.node.devices import resources
 from mig_manager.core.objects import discovery_labels
 
 
@@ -25,7 +26,17 @@ def of(report: node_reports.NodeReport) -> tuple[model.ObservedGpus, str]:
         )
     except errors.UsageError as error:
         return model.NO_GPUS, f"no agent shows its GPUs, and by its label: {error.message}"
+    how = "with MIG devices" if is_partitioned(report) else "presumed not partitioned"
     return gpus, (
-        f"no agent shows its GPUs; by its labels it has {len(gpus)}x {product.name}, "
-        "presumed not partitioned"
+        f"no agent shows its GPUs; by its labels it has {len(gpus)}x {product.name}, {how}"
+    )
+
+
+def is_partitioned(report: node_reports.NodeReport) -> bool:
+    """Return whether a node shows MIG devices, by a resource or a label: of another manager."""
+    view = report.node.view
+    advertised = {**view.capacity, **view.allocatable}
+    labels = view.labels.items()
+    return any(resources.is_mig(name) and count for name, count in advertised.items()) or any(
+        discovery_labels.MIG_DEVICES.fullmatch(key) and value != "0" for key, value in labels
     )

@@ -67,6 +67,11 @@ def of(node: fleet_nodes.FleetNode, now: dt.datetime) -> NodeReport:
         for label in node.view.labels
         if label != well_known.CONFIG_LABEL == re.sub("[-_]", ".", label)
     ]
+    if node.status and node.state not in ("", node.status.state.value):
+        # An agent writes both in one patch.
+        notes.append(
+            f"another program set label {well_known.STATE_LABEL} to {node.state}: this may be old"
+        )
     gpus, why = fleet_nodes.published_gpus(node)
     if why and (node.gpus_text or node.has_gpus):
         notes.append(why)

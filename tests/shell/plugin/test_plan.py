@@ -99,6 +99,31 @@ def test_gpus_that_their_agent_cannot_observe_are_unknown(
     assert "Name a layout of this file" in unknown.err
 
 
+@pytest.mark.parametrize(
+    "shown",
+    [
+        {"allocatable": {"nvidia.com/mig-1g.5gb": "7"}},
+        {"labels": {"nvidia.com/mig-1g.5gb.count": "7"}},
+    ],
+    ids=["resource", "label"],
+)
+def test_plan_is_unknown_on_a_node_that_another_manager_partitioned(
+    empty_cluster: plugin_rig.KubectlUser, shown: dict[str, dict[str, str]]
+) -> None:
+    product = {"nvidia.com/gpu.product": "NVIDIA-A100-SXM4-40GB", "nvidia.com/gpu.count": "1"}
+    labels = {**product, **shown.get("labels", {})}
+    node = api_objects.a_node("n1", labels, allocatable=shown.get("allocatable"))
+    layouts = api_objects.a_config_map(plugin_rig.CONFIG, "gpu-operator/default-mig-parted-config")
+    for each in (layouts, node, plugin_rig.pod("serve", "n1", mig_1g_5gb=1)):
+        empty_cluster.server.store.create(each)
+
+    answer = empty_cluster.run_plugin("plan", "all-balanced", "n1", "-o", "json")
+
+    (planned,) = answer.data["nodes"]
+    assert (planned["fit"], planned["plan"]) == ("unknown", None)
+    assert "it has 1x NVIDIA A100-SXM4-40GB, with MIG devices" in planned["message"]
+
+
 def test_another_layout_of_the_same_name_is_noted(empty_cluster: plugin_rig.KubectlUser) -> None:
     gpus = plugin_rig.gpus_with("1xA30")
     odd = plugin_rig.node("odd", gpus=gpus, requested="all-disabled", config_hash="0123456789ab")

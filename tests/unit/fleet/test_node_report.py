@@ -146,6 +146,7 @@ def test_a_malformed_status_is_reported_even_without_a_request() -> None:
         (report(status(state="pending", startedAt=at(hours=2))), "no report since"),
         (report(status(state="failed", retryAt=at(hours=1))), "next retry was scheduled"),
         (report(None, labels={well_known.STATE_LABEL: "success"}), "another MIG manager"),
+        (report(status(), labels={well_known.STATE_LABEL: "failed"}), "another program"),
         (
             report(None, requested_layout=None, labels={"nvidia.com/mig-config": "x"}),
             "label nvidia.com/mig-config has no effect; write nvidia.com/mig.config",
