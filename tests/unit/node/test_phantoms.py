@@ -15,35 +15,59 @@ DIVIDED = samples.gpu(samples.A100, "1g.5gb@0", "1g.5gb@1")
 WHOLE = samples.gpu(samples.A100, mode=model.MigMode.DISABLED, index=1)
 
 
+PHANTOMS = {
+    "as registered": (Strategy.MIXED, {SMALL}, {SMALL: 2}, set()),
+    "another profile": (Strategy.MIXED, {SMALL}, {SMALL: 2, LARGE: 4}, {LARGE}),
+    "whole GPUs beside a divided one": (Strategy.MIXED, {SMALL}, {SMALL: 2, GPU: 1}, {GPU}),
+    "none allocatable": (Strategy.MIXED, {SMALL}, {SMALL: 2, LARGE: 0}, set()),
+    "registered although no GPU has it": (
+        Strategy.MIXED,
+        {SMALL, LARGE},
+        {SMALL: 2, LARGE: 4},
+        set(),
+    ),
+    "shared whole GPUs": (Strategy.MIXED, {SMALL_SHARED}, {SMALL_SHARED: 8, SHARED: 8}, {SHARED}),
+    "shared, and the plugin shares nothing": (
+        Strategy.MIXED,
+        {SMALL},
+        {SMALL: 2, SMALL_SHARED: 8},
+        {SMALL_SHARED},
+    ),
+    "not shared, and the plugin shares": (
+        Strategy.MIXED,
+        {SMALL_SHARED},
+        {SMALL: 2, SMALL_SHARED: 8},
+        {SMALL},
+    ),
+    "shared, and kubelet is silent": (Strategy.MIXED, None, {SMALL: 2, SMALL_SHARED: 8}, set()),
+    "a resource of others": (Strategy.MIXED, {SMALL}, {SMALL: 2, "nvidia.com/hostdev": 3}, set()),
+    "an own name beside a profile": (
+        Strategy.MIXED,
+        {SMALL},
+        {SMALL: 2, OWN_NAME: 3},
+        {OWN_NAME},
+    ),
+    "an own name without a plugin": (Strategy.MIXED, set(), {OWN_NAME: 3}, set()),
+    "another profile, and kubelet is silent": (Strategy.MIXED, None, {LARGE: 4}, {LARGE}),
+    "MIG devices with strategy single": (Strategy.SINGLE, {GPU}, {GPU: 2, SMALL: 2}, {SMALL}),
+    "strategy single registered a profile": (Strategy.SINGLE, {SMALL}, {SMALL: 2}, set()),
+    "strategy single, and kubelet is silent": (
+        Strategy.SINGLE,
+        None,
+        {SMALL: 2, LARGE: 4},
+        {LARGE},
+    ),
+    "strategy none": (Strategy.NONE, set(), {GPU: 1}, set()),
+    "no strategy and no plugin": (None, set(), {GPU: 2, SMALL: 2}, set()),
+    "no strategy, and a profile is registered": (None, {SMALL}, {GPU: 2, SMALL: 2}, {GPU}),
+    "no strategy, and kubelet is silent": (None, None, {GPU: 2, LARGE: 4}, {LARGE}),
+}
+
+
 @pytest.mark.parametrize(
     ("strategy", "registered", "allocatable", "expected"),
-    [
-        (Strategy.MIXED, {SMALL}, {SMALL: 2}, set()),
-        (Strategy.MIXED, {SMALL}, {SMALL: 2, LARGE: 4}, {LARGE}),
-        (Strategy.MIXED, {SMALL}, {SMALL: 2, GPU: 1}, {GPU}),
-        (Strategy.MIXED, {SMALL}, {SMALL: 2, LARGE: 0}, set()),
-        (Strategy.MIXED, {SMALL, LARGE}, {SMALL: 2, LARGE: 4}, set()),
-        (Strategy.MIXED, {SMALL_SHARED}, {SMALL_SHARED: 8, SHARED: 8}, {SHARED}),
-        (Strategy.MIXED, {SMALL}, {SMALL: 2, SMALL_SHARED: 8}, {SMALL_SHARED}),
-        (Strategy.MIXED, {SMALL_SHARED}, {SMALL: 2, SMALL_SHARED: 8}, {SMALL}),
-        (Strategy.MIXED, None, {SMALL: 2, SMALL_SHARED: 8}, set()),
-        (Strategy.MIXED, {SMALL}, {SMALL: 2, "nvidia.com/hostdev": 3}, set()),
-        (
-            Strategy.MIXED,
-            {SMALL},
-            {SMALL: 2, OWN_NAME: 3},
-            {OWN_NAME},
-        ),
-        (Strategy.MIXED, set(), {OWN_NAME: 3}, set()),
-        (Strategy.MIXED, None, {LARGE: 4}, {LARGE}),
-        (Strategy.SINGLE, {GPU}, {GPU: 2, SMALL: 2}, {SMALL}),
-        (Strategy.SINGLE, {SMALL}, {SMALL: 2}, set()),
-        (Strategy.SINGLE, None, {SMALL: 2, LARGE: 4}, {LARGE}),
-        (Strategy.NONE, set(), {GPU: 1}, set()),
-        (None, set(), {GPU: 2, SMALL: 2}, set()),
-        (None, {SMALL}, {GPU: 2, SMALL: 2}, {GPU}),
-        (None, None, {GPU: 2, LARGE: 4}, {LARGE}),
-    ],
+    PHANTOMS.values(),
+    ids=PHANTOMS,
 )
 def test_phantom_devices_are_those_that_no_gpu_supplies(
     strategy: Strategy | None,

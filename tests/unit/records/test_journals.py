@@ -30,49 +30,105 @@ REMAINING = NOTHING.remaining(node_entries.RunEnd.RESTORED)
 UNREACHABLE = dataclasses.replace(REMAINING, gpus=EXECUTING.gpus)
 
 
+CHANGES = {
+    "no entry changes": (NOTHING, NOTHING, {DCGM: "true"}, {}, None),
+    "the node is tainted": (NOTHING, TAINTED, {}, {}, True),
+    "a client is paused": (TAINTED, PAUSING, {DCGM: "true"}, {DCGM: PAUSED}, True),
+    "a client was paused by NVIDIA's manager": (
+        TAINTED,
+        PAUSING,
+        {DCGM: PAUSED},
+        {DCGM: PAUSED},
+        True,
+    ),
+    "the applied label is removed": (
+        PAUSING,
+        EXECUTING,
+        {DCGM: PAUSED, APPLIED: "old"},
+        {APPLIED: None},
+        True,
+    ),
+    "a client that another program resumed is paused again": (
+        PAUSING,
+        PAUSING,
+        {DCGM: "true"},
+        {DCGM: PAUSED},
+        True,
+    ),
+    "a client that is switched off stays so": (PAUSING, PAUSING, {DCGM: "false"}, {}, True),
+    "clients resume with the plugin's config": (
+        EXECUTING,
+        RESUMED,
+        {DCGM: PAUSED},
+        {DCGM: "true", CONFIG: "sliced"},
+        False,
+    ),
+    "a client that is switched off does not resume": (
+        EXECUTING,
+        RESUMED,
+        {DCGM: "false"},
+        {CONFIG: "sliced"},
+        False,
+    ),
+    "the config stays": (RESUMED, RESUMED, {CONFIG: "sliced"}, {}, None),
+    "a removed config is set again": (RESUMED, RESUMED, {}, {CONFIG: "sliced"}, None),
+    "another config is set": (
+        RESUMED,
+        WITH_OTHER_CONFIG,
+        {CONFIG: "sliced"},
+        {CONFIG: "whole"},
+        None,
+    ),
+    "config and applied label are restored": (
+        RESUMED,
+        REMAINING,
+        {CONFIG: "sliced"},
+        {CONFIG: None, APPLIED: "old"},
+        None,
+    ),
+    "the config of another program stays": (
+        RESUMED,
+        REMAINING,
+        {CONFIG: "foreign"},
+        {APPLIED: "old"},
+        None,
+    ),
+    "clients and applied label are restored": (
+        PAUSING,
+        REMAINING,
+        {DCGM: PAUSED},
+        {DCGM: "true", APPLIED: "old"},
+        False,
+    ),
+    "the taint stays until the drain is retried": (
+        PAUSING,
+        PAUSING.remaining(node_entries.RunEnd.DRAIN_RETRIED),
+        {DCGM: PAUSED},
+        {DCGM: "true", APPLIED: "old"},
+        True,
+    ),
+    # Until the snapshot is restored, the GPUs do not have the layout.
+    "no applied label before the snapshot is restored": (
+        EXECUTING,
+        EXECUTING.remaining(node_entries.RunEnd.RESTORED),
+        {DCGM: PAUSED},
+        {DCGM: "true"},
+        False,
+    ),
+    "the taint comes back beside an unreachable GPU": (
+        UNREACHABLE,
+        dataclasses.replace(UNREACHABLE, node=TAINT),
+        {APPLIED: "new"},
+        {},
+        True,
+    ),
+}
+
+
 @pytest.mark.parametrize(
     ("before", "after", "labels", "changed", "reconfiguring_taint"),
-    [
-        (NOTHING, NOTHING, {DCGM: "true"}, {}, None),
-        (NOTHING, TAINTED, {}, {}, True),
-        (TAINTED, PAUSING, {DCGM: "true"}, {DCGM: PAUSED}, True),
-        # NVIDIA's manager left it so.
-        (TAINTED, PAUSING, {DCGM: PAUSED}, {DCGM: PAUSED}, True),
-        (PAUSING, EXECUTING, {DCGM: PAUSED, APPLIED: "old"}, {APPLIED: None}, True),
-        # Another program wrote it since the pause.
-        (PAUSING, PAUSING, {DCGM: "true"}, {DCGM: PAUSED}, True),
-        (PAUSING, PAUSING, {DCGM: "false"}, {}, True),
-        (EXECUTING, RESUMED, {DCGM: PAUSED}, {DCGM: "true", CONFIG: "sliced"}, False),
-        (EXECUTING, RESUMED, {DCGM: "false"}, {CONFIG: "sliced"}, False),
-        (RESUMED, RESUMED, {CONFIG: "sliced"}, {}, None),
-        (RESUMED, RESUMED, {}, {CONFIG: "sliced"}, None),
-        (RESUMED, WITH_OTHER_CONFIG, {CONFIG: "sliced"}, {CONFIG: "whole"}, None),
-        (RESUMED, REMAINING, {CONFIG: "sliced"}, {CONFIG: None, APPLIED: "old"}, None),
-        (RESUMED, REMAINING, {CONFIG: "foreign"}, {APPLIED: "old"}, None),
-        (PAUSING, REMAINING, {DCGM: PAUSED}, {DCGM: "true", APPLIED: "old"}, False),
-        (
-            PAUSING,
-            PAUSING.remaining(node_entries.RunEnd.DRAIN_RETRIED),
-            {DCGM: PAUSED},
-            {DCGM: "true", APPLIED: "old"},
-            True,
-        ),
-        # Until the snapshot is restored, the GPUs do not have the layout.
-        (
-            EXECUTING,
-            EXECUTING.remaining(node_entries.RunEnd.RESTORED),
-            {DCGM: PAUSED},
-            {DCGM: "true"},
-            False,
-        ),
-        (
-            UNREACHABLE,
-            dataclasses.replace(UNREACHABLE, node=TAINT),
-            {APPLIED: "new"},
-            {},
-            True,
-        ),
-    ],
+    CHANGES.values(),
+    ids=CHANGES,
 )
 def test_node_changes_with_the_entries_and_keeps_what_others_wrote(
     before: journals.Journal,

@@ -227,22 +227,32 @@ SEEN_ELSEWHERE = requests.Verified(content_hash="x")
 """Of generated content that has changed: it counts, and the GPUs do not show it."""
 
 
+CONTENTS = {
+    "nothing was verified": (None, "x", {}, True, None),
+    "the same content": (VERIFIED, "x", {}, True, VERIFIED),
+    "the same generated content": (VERIFIED, "x", {}, False, VERIFIED),
+    "other content with unknown goals": (VERIFIED, "y", {}, True, None),
+    "another goal of one GPU": (VERIFIED, "y", {"G0": "same", "G1": "other"}, True, None),
+    "no goal of one GPU any more": (VERIFIED, "y", {"G0": "same", "G1": ""}, True, None),
+    "other content with the same goals": (
+        VERIFIED,
+        "y",
+        {"G0": "same", "G1": "same"},
+        True,
+        EDITED,
+    ),
+    "the same goal of the only reachable GPU": (VERIFIED, "y", {"G0": "same"}, True, VERIFIED),
+    "another goal of the only reachable GPU": (VERIFIED, "y", {"G0": "other"}, True, None),
+    "the goal of a new GPU": (VERIFIED, "y", {"G2": "same"}, True, None),
+    "other generated content": (VERIFIED, "y", {}, False, SEEN_ELSEWHERE),
+    "whatever content was verified": (ANY, "y", {}, True, requests.Verified(content_hash="")),
+}
+
+
 @pytest.mark.parametrize(
     ("verified", "content_hash", "desired_hashes", "is_from_owner", "after"),
-    [
-        (None, "x", {}, True, None),
-        (VERIFIED, "x", {}, True, VERIFIED),
-        (VERIFIED, "x", {}, False, VERIFIED),
-        (VERIFIED, "y", {}, True, None),
-        (VERIFIED, "y", {"G0": "same", "G1": "other"}, True, None),
-        (VERIFIED, "y", {"G0": "same", "G1": ""}, True, None),
-        (VERIFIED, "y", {"G0": "same", "G1": "same"}, True, EDITED),
-        (VERIFIED, "y", {"G0": "same"}, True, VERIFIED),
-        (VERIFIED, "y", {"G0": "other"}, True, None),
-        (VERIFIED, "y", {"G2": "same"}, True, None),
-        (VERIFIED, "y", {}, False, SEEN_ELSEWHERE),
-        (ANY, "y", {}, True, requests.Verified(content_hash="")),
-    ],
+    CONTENTS.values(),
+    ids=CONTENTS,
 )
 def test_only_content_with_another_goal_from_the_owner_is_a_new_request(
     verified: requests.Verified | None,
@@ -268,17 +278,33 @@ REBOOTED = requests.RequestRecord(
 PASSIVE = requests.RequestRecord(layout="a", may_evict=False)
 
 
+CONTINUED = {
+    "the same layout": (REBOOTED, requests.RequestRecord(layout="a"), False, True, True),
+    "by a request that may not evict": (REBOOTED, PASSIVE, False, False, True),
+    "requested again": (REBOOTED, requests.RequestRecord(layout="a"), True, True, False),
+    "in the annotation": (
+        REBOOTED,
+        requests.RequestRecord(layout="a", annotation_hash="h"),
+        False,
+        True,
+        True,
+    ),
+    "another layout": (REBOOTED, requests.RequestRecord(layout="b"), False, True, False),
+    "one that may not evict": (PASSIVE, requests.RequestRecord(layout="a"), False, False, False),
+    "one that may not evict, requested again": (
+        PASSIVE,
+        requests.RequestRecord(layout="a"),
+        True,
+        True,
+        False,
+    ),
+}
+
+
 @pytest.mark.parametrize(
     ("former", "newer", "is_new", "may_evict", "is_verified"),
-    [
-        (REBOOTED, requests.RequestRecord(layout="a"), False, True, True),
-        (REBOOTED, PASSIVE, False, False, True),
-        (REBOOTED, requests.RequestRecord(layout="a"), True, True, False),
-        (REBOOTED, requests.RequestRecord(layout="a", annotation_hash="h"), False, True, True),
-        (REBOOTED, requests.RequestRecord(layout="b"), False, True, False),
-        (PASSIVE, requests.RequestRecord(layout="a"), False, False, False),
-        (PASSIVE, requests.RequestRecord(layout="a"), True, True, False),
-    ],
+    CONTINUED.values(),
+    ids=CONTINUED,
 )
 def test_the_same_request_keeps_its_progress(
     former: requests.RequestRecord,
