@@ -7,14 +7,14 @@ the same PCI id, or are derived from the others. A row lists them as ``inferred`
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mig_manager.catalogue import hardware
+from mig_manager.catalogue import hardware, product_table
 from mig_manager.core import model, profile_name
 from mig_manager.core.files import checkpoint
 
 _GRIDS = {
-    8: hardware.Grid.SEVEN_SLICE,
-    4: hardware.Grid.FOUR_SLICE,
-    12: hardware.Grid.TWELVE_SLICE,
+    8: product_table.Grid.SEVEN_SLICE,
+    4: product_table.Grid.FOUR_SLICE,
+    12: product_table.Grid.TWELVE_SLICE,
 }
 _GENERATION = "ada"  # for an unknown GPU: MIG has no rules of its own for it
 _NO_PROFILES = "its driver lists no profiles while MIG is off; capture it with MIG enabled"
@@ -32,7 +32,7 @@ def rows(data: Mapping[str, Any]) -> list[dict[str, Any]]:
     driver = str(data["driverVersion"])
     captured = [_row(gpu, driver) for gpu in data["gpus"] if gpu["unreachable"] is None]
     for row in captured:
-        hardware.of_row(row)
+        product_table.of_row(row)
     if not captured:
         raise ValueError("a capture without a reachable GPU")
     if len(captured) > hardware.MAX_GPUS:
@@ -79,7 +79,7 @@ def _row(gpu: Mapping[str, Any], driver: str) -> dict[str, Any]:
     return row | ({"not_simulatable": _NO_PROFILES} if is_capable and not profiles else {})
 
 
-def _profile(each: Mapping[str, Any], product: hardware.Product | None) -> dict[str, Any]:
+def _profile(each: Mapping[str, Any], product: product_table.Product | None) -> dict[str, Any]:
     captured = each["computeProfiles"]
     row = {
         "name": each["name"],
@@ -116,7 +116,7 @@ def _compute(each: Mapping[str, Any]) -> list[Any]:
 
 
 def _infer_compute_profiles(
-    each: Mapping[str, Any], product: hardware.Product | None
+    each: Mapping[str, Any], product: product_table.Product | None
 ) -> list[list[Any]]:
     """Return the compute-instance profiles of the product, or one of a slice and one of all."""
     for row in product.profiles if product else ():
@@ -145,4 +145,4 @@ def _infer_compute_profiles(
 
 
 def _spans(text: str) -> Sequence[model.Placement]:
-    return hardware.placements(text)
+    return product_table.placements(text)

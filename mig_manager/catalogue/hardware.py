@@ -1,97 +1,25 @@
-"""The MIG products: names, slices, profiles and placements.
+"""Find GPU products by name, and make idle GPUs of them.
 
-The table ``hardware.json`` beside this file is read on first use. Every number in it has a public
-source, or is listed as inferred. Only the sandbox and commands with ``--gpu`` depend on it: on a
-real node the driver reports these facts.
+Only the sandbox and commands with ``--gpu`` depend on it: on a real node the driver reports these
+facts.
 """
 
 import dataclasses
-import enum
 import fnmatch
 import functools
 import json
-import pkgutil
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from mig_manager import errors
+from mig_manager.catalogue import product_table
 from mig_manager.core import messages, model, profile_name
 from mig_manager.core.layout import gpu_selectors
 
 _COUNT_DIGITS = 5  # in a number of GPUs: long numbers take long
 MAX_GPUS = 16  # GPUs of one simulated node; no machine in the field has more
-
-
-class Grid(enum.Enum):
-    """The numbering of memory slices, which also determines the ids of GPU instances."""
-
-    SEVEN_SLICE = "seven-slice"
-    """Data-centre GPUs: eight memory slices, seven of them with compute."""
-    FOUR_SLICE = "four-slice"  # A30
-    TWELVE_SLICE = "twelve-slice"  # RTX PRO 6000: four quarters of three memory slices
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class ComputeProfile(model.ComputeInstanceProfile):
-    """One compute-instance profile of a GPU-instance profile.
-
-    Its id equals ``NVML_COMPUTE_INSTANCE_PROFILE_*`` on every captured GPU.
-    """
-
-    placements: tuple[model.Placement, ...]
-    """In compute slices of its GPU instance; never captured on hardware."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class GpuProfile(model.GpuInstanceProfile):
-    """One GPU-instance profile of a product, with facts for the simulated driver."""
-
-    name: str
-    copy_engines: int
-    compute: tuple[ComputeProfile, ...]
-
-
 _SPEC_FIELDS = [each.name for each in dataclasses.fields(model.GpuInstanceProfile)]
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Product:
-    """One GPU product."""
-
-    key: str  # short name in lower case, such as ``a100-sxm4-40gb``
-    names: tuple[str, ...]
-    """As NVML reports them, the usual name first. Not unique: two H100 share a name."""
-    pci_device_ids: tuple[int, ...]  # device and vendor packed as NVML does
-    generation: str  # ``turing``, ``ampere``, ``ada``, ``hopper`` or ``blackwell``
-    memory_mib: int  # zero: the memory of the host, or unknown
-    is_mig_capable: bool
-    max_instances: int  # zero without MIG
-    grid: Grid | None  # None: no MIG, or unknown slices
-    mode_needs_reset: bool
-    mode_persists: bool  # whether MIG mode survives a reboot
-    profiles: tuple[GpuProfile, ...]
-    """Empty without MIG, and for products that cannot be simulated."""
-    not_simulatable: str  # why this product cannot be simulated; empty when it can
-
-    @property
-    def name(self) -> str:
-        """The name that NVML reports."""
-        return self.names[0]
-
-    @property
-    def architecture(self) -> model.Architecture:
-        """The generation, if MIG behaves differently on it."""
-        try:
-            return model.Architecture(self.generation)
-        except ValueError:
-            return model.Architecture.OTHER
-
-    @property
-    def memory_slices(self) -> int:
-        """Memory slices of the whole GPU; zero if it cannot be partitioned."""
-        return max((place.end for row in self.profiles for place in row.placements), default=0)
-
 
 _DEFAULTS = {
     "a100": "a100-sxm4-40gb",
@@ -107,12 +35,12 @@ _DEFAULTS = {
 """The most common product of a name that several products share."""
 
 
-def products() -> Mapping[str, Product]:
+def products() -> Mapping[str, product_table.Product]:
     """Return every known product by key, in the order of the table."""
-    return {key: _of_key(key) for key in _table()}
+    return {key: _of_key(key) for key in product_table.rows()}
 
 
-def find(name: str) -> Product:
+def find(name: str) -> product_table.Product:
     """Return the product of that name; UsageError if it is unknown or ambiguous.
 
     The name is a key or an NVML name, case-insensitive, with or without ``NVIDIA``. It can also be
@@ -139,11 +67,11 @@ def find(name: str) -> Product:
     raise errors.UsageError(f"unknown GPU {name!r}{hint}", remedy=remedy)
 
 
-def of_gpu(pci_device_id: int, name: str, memory_mib: int) -> Product | None:
+def of_gpu(pci_device_id: int, name: str, memory_mib: int) -> product_table.Product | None:
     """Return the product with this PCI device id, and the most similar name and memory."""
     alike = [each for each in products().values() if pci_device_id in each.pci_device_ids]
 
-    def distance(product: Product) -> tuple[bool, int]:
+    def distance(product: product_table.Product) -> tuple[bool, int]:
         return name not in product.names, abs(product.memory_mib - memory_mib)
 
     return min(alike, key=distance, default=None)
@@ -157,7 +85,7 @@ def _beginning_with(words: str) -> set[str]:
     return {key for name, key in _names().items() if words and name.startswith(f"{words}-")}
 
 
-def match(pattern: str) -> tuple[Product, ...]:
+def match(pattern: str) -> tuple[product_table.Product, ...]:
     """Return the products that a name or a glob selects; UsageError if none.
 
     A family selects all its products. Of products with the same PCI id, a family or a glob selects
@@ -173,14 +101,14 @@ def match(pattern: str) -> tuple[Product, ...]:
         keys = set() if is_one else _beginning_with(words)
         if not keys:
             return (find(pattern),)
-    first: dict[tuple[int, ...], Product] = {}
+    first: dict[tuple[int, ...], product_table.Product] = {}
     for product in products().values():
         if product.key in keys:
             first.setdefault(product.pci_device_ids, product)
     return tuple(first.values())
 
 
-def parse_node(spec: str) -> tuple[Product, ...]:
+def parse_node(spec: str) -> tuple[product_table.Product, ...]:
     """Return the GPUs of a node such as ``8xA100-SXM4-40GB`` or ``4xA100-SXM4-80GB+2xA30``.
 
     Captured GPUs are a JSON list of rows, one for each: ``captured.rows``.
@@ -190,8 +118,8 @@ def parse_node(spec: str) -> tuple[Product, ...]:
             number of GPUs is not 1 to ``MAX_GPUS``.
     """
     if spec.startswith("["):
-        return tuple(_simulatable(of_row(raw)) for raw in json.loads(spec))
-    gpus: list[Product] = []
+        return tuple(_simulatable(product_table.of_row(raw)) for raw in json.loads(spec))
+    gpus: list[product_table.Product] = []
     for part in spec.split("+"):
         matched = re.fullmatch(r"\s*(?:(\d+)\s*[xX]\s*)?(\S.*?)\s*", part)
         if matched is None or "*" in matched[2]:
@@ -204,12 +132,14 @@ def parse_node(spec: str) -> tuple[Product, ...]:
     return tuple(gpus)
 
 
-def template(product: Product, index: int = 0) -> model.Gpu:
+def template(product: product_table.Product, index: int = 0) -> model.Gpu:
     """Return an idle GPU of this product; UsageError if its placements are unknown."""
     return _idle(_simulatable(product), product.profiles, index)
 
 
-def _idle(product: Product, rows: Iterable[model.GpuInstanceProfile], index: int = 0) -> model.Gpu:
+def _idle(
+    product: product_table.Product, rows: Iterable[model.GpuInstanceProfile], index: int = 0
+) -> model.Gpu:
     mode = model.MigMode.DISABLED if product.is_mig_capable else None
     return model.Gpu(
         index=index,
@@ -251,7 +181,7 @@ def kinds(
     them.
     """
     selected = _select_products(patterns, warn)
-    by_ids: dict[tuple[int, ...], Product] = {}
+    by_ids: dict[tuple[int, ...], product_table.Product] = {}
     for product in selected:
         first = by_ids.setdefault(product.pci_device_ids, product)
         if product.is_mig_capable and first is not product:
@@ -283,7 +213,7 @@ def known_gpus() -> Sequence[model.Gpu]:
     return [
         *map(template, _known_products()),
         *(
-            _idle(each, map(_published_profile, _table()[each.key]["profiles"]))
+            _idle(each, map(_published_profile, product_table.rows()[each.key]["profiles"]))
             for each in unplaced
         ),
     ]
@@ -304,13 +234,13 @@ def _published_profile(raw: Mapping[str, Any]) -> model.GpuInstanceProfile:
         multiprocessors=raw["sms"] or 0,
         engines=model.Engines(),
         memory_mib=raw["memory_mib"] or 0,
-        placements=placements(raw["placements"])
+        placements=product_table.placements(raw["placements"])
         if raw["placements"]
         else tuple(model.Placement(nth * size, size) for nth in range(raw["max"])),
     )
 
 
-def _simulatable(product: Product) -> Product:
+def _simulatable(product: product_table.Product) -> product_table.Product:
     if product.not_simulatable:
         raise errors.UsageError(f"{product.name} cannot be simulated: {product.not_simulatable}")
     return product
@@ -323,96 +253,27 @@ def _normal(name: str) -> str:
 @functools.cache
 def _names() -> Mapping[str, str]:
     """Return the key of every name's product, the first in the table."""
-    names = {key: key for key in _table()}
-    for key, raw in _table().items():
+    names = {key: key for key in product_table.rows()}
+    for key, raw in product_table.rows().items():
         for name in raw["names"]:
             names.setdefault(_normal(name), key)
     return names
 
 
 @functools.cache
-def _of_key(key: str) -> Product:
-    return of_row(_table()[key])
+def _of_key(key: str) -> product_table.Product:
+    return product_table.of_row(product_table.rows()[key])
 
 
-def of_row(raw: Mapping[str, Any]) -> Product:
-    """Return the product of a row in the form of ``hardware.json``.
-
-    Raises:
-        ValueError: A profile has no name.
-    """
-    mode = raw.get("mode", {"needs_reset": False, "persists": False})
-    reason = raw.get("not_simulatable", "")
-    return Product(
-        key=raw["key"],
-        names=tuple(raw["names"]),
-        pci_device_ids=tuple(int(text, 16) for text in raw["pci"]),
-        generation=raw["architecture"],
-        memory_mib=raw["memory_total_mib"] or 0,
-        is_mig_capable=raw["mig_capable"],
-        max_instances=raw.get("max_instances", 0),
-        grid=Grid(raw["grid"]) if raw.get("grid") else None,
-        mode_needs_reset=mode["needs_reset"],
-        mode_persists=mode["persists"],
-        profiles=()
-        if reason
-        else tuple(_row(each, raw["memory_total_mib"]) for each in raw["profiles"]),
-        not_simulatable=reason,
-    )
-
-
-@functools.cache
-def _table() -> Mapping[str, Mapping[str, Any]]:
-    # importlib.resources takes as long to import as all other modules.
-    text = pkgutil.get_data(__package__, "hardware.json")
-    assert text is not None  # noqa: S101 - part of the package
-    return {raw["key"]: raw for raw in json.loads(text)["products"]}
-
-
-def _row(raw: Mapping[str, Any], gpu_mib: int) -> GpuProfile:
-    copy_engines, decoders, encoders, jpegs, ofas = raw["engines"]
-    return GpuProfile(
-        name=raw["name"],
-        profile=_profile(raw["enum"], raw["slices"], raw["memory_mib"], gpu_mib),
-        enum_index=raw["enum"],
-        profile_id=raw["id"],
-        max_instances=raw["max"],
-        multiprocessors=raw["sms"],
-        copy_engines=copy_engines,
-        engines=model.Engines(decoders=decoders, encoders=encoders, jpegs=jpegs, ofas=ofas),
-        memory_mib=raw["memory_mib"],
-        placements=placements(raw["placements"]),
-        compute=tuple(
-            ComputeProfile(
-                profile_id=profile_id,
-                slices=slices,
-                max_instances=maximum,
-                multiprocessors=processors,
-                placements=tuple(model.Placement(int(at), slices) for at in starts.split()),
-            )
-            for profile_id, slices, maximum, processors, starts in raw["compute"]
-        ),
-    )
-
-
-def placements(text: str) -> tuple[model.Placement, ...]:
-    """Return the placements in a text such as ``0:4 4:4``."""
-    return tuple(model.Placement(*map(int, each.split(":"))) for each in text.split())
-
-
-def _profile(enum_index: int, slices: int, instance_mib: int, gpu_mib: int) -> model.Profile:
-    """Name a profile by the driver's numbers, with the same rule as for a real GPU."""
-    memory_gb = profile_name.nominal_gb(instance_mib=instance_mib, total_bytes=gpu_mib * 2**20)
-    return profile_name.from_nvml(enum_index=enum_index, slice_count=slices, memory_gb=memory_gb)
-
-
-def _known_products() -> list[Product]:
+def _known_products() -> list[product_table.Product]:
     every = products().values()
     return [each for each in every if each.is_mig_capable and not each.not_simulatable]
 
 
-def _select_products(patterns: Iterable[str], warn: Callable[[str], object]) -> Sequence[Product]:
-    selected: dict[str, Product] = {}
+def _select_products(
+    patterns: Iterable[str], warn: Callable[[str], object]
+) -> Sequence[product_table.Product]:
+    selected: dict[str, product_table.Product] = {}
     for pattern in patterns:
         matching = match(pattern)
         if len(matching) > 1 and _normal(pattern) in _DEFAULTS:

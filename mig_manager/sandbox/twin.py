@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from mig_manager.adapters.nvml import worker_client
-from mig_manager.catalogue import hardware
+from mig_manager.catalogue import hardware, product_table
 from mig_manager.core import model
 from mig_manager.core.acceptance import surveys
 from mig_manager.sandbox.driver import (
@@ -28,7 +28,7 @@ class Twin:
     gpus: "tuple[captures.CapturedGpu | None, ...]"
     """The expected capture of each GPU; None: no product is like it, or it cannot be simulated."""
     library: dict[str, list[str]]  # the answers of functions that concern no GPU
-    products: tuple[hardware.Product | None, ...]
+    products: tuple[product_table.Product | None, ...]
 
     def instance_ids(self, number: int, placement: model.Placement) -> frozenset[int]:
         """Return the ids that a GPU instance at a placement can have, on boards of both kinds."""
@@ -70,7 +70,7 @@ def of(captured: "Sequence[captures.CapturedGpu]", *, timeout_s: float) -> Twin:
 
 
 def _survey(
-    products: Sequence[hardware.Product],
+    products: Sequence[product_table.Product],
     captured: "Sequence[captures.CapturedGpu]",
     *,
     timeout_s: float,

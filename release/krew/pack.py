@@ -28,7 +28,9 @@ KREW_FOLDER = pathlib.Path(__file__).parent
 ENTRY = "mig_manager.kubectl.__main__"
 PLACEHOLDER = "https://example.com/OWNER/mig-manager"
 """For a manifest that is installed with ``--archive``, which krew reads without any address."""
-DATA = {"mig_manager.catalogue.hardware": "hardware.json"}  # what a module reads beside itself
+DATA = {
+    "mig_manager.catalogue.product_table": "hardware.json"
+}  # what a module reads beside itself
 DISPENSABLE = frozenset({"yaml._yaml"})  # modules of machine code that their packages do without
 UNUSED = ("structlog",)
 """Imported late by modules that the plugin loads, where a log is configured; it has none."""

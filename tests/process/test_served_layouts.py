@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from mig_manager.catalogue import hardware
+from mig_manager.catalogue import hardware, product_table
 from mig_manager.core.layout import layout_list
 from mig_manager.core.objects import well_known
 from mig_manager.core.records import run_status
@@ -27,11 +27,11 @@ mig-configs:
 """
 
 
-def tripled_product() -> hardware.Product:
+def tripled_product() -> product_table.Product:
     """Make up a product with the slices of an A100 and three times its memory."""
     product = hardware.find("A100-SXM4-40GB")
 
-    def row(of: hardware.GpuProfile) -> hardware.GpuProfile:
+    def row(of: product_table.GpuProfile) -> product_table.GpuProfile:
         profile = dataclasses.replace(of.profile, memory_gb=3 * of.profile.memory_gb)
         return dataclasses.replace(
             of, name=str(profile), profile=profile, memory_mib=3 * of.memory_mib

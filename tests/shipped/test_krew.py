@@ -105,7 +105,8 @@ def test_the_archive_has_only_the_modules_that_the_plugin_needs(archive: pathlib
     assert {name.partition("/")[0] for name in names} == {"__main__.py", "mig_manager", "yaml"}
     assert not [name for name in names if name.startswith("mig_manager/sandbox/")]
     assert {name for name in names if name.startswith("mig_manager/catalogue/")} == {
-        f"mig_manager/catalogue/{name}" for name in ("__init__.py", "hardware.json", "hardware.py")
+        f"mig_manager/catalogue/{name}"
+        for name in ("__init__.py", "hardware.json", "hardware.py", "product_table.py")
     }
     assert not [name for name in names if "nvml" in name or name.endswith((".so", ".pyc"))]
 

@@ -3,14 +3,14 @@
 import dataclasses
 from collections.abc import Iterable, Iterator
 
-from mig_manager.catalogue import hardware
+from mig_manager.catalogue import hardware, product_table
 from mig_manager.core import model
 from tests.rigs.node import driver_rules
 
 Counts = tuple[int, ...]  # how many of each profile, in the order in which the GPU lists them
 
 
-def template(product: hardware.Product) -> model.Gpu:
+def template(product: product_table.Product) -> model.Gpu:
     return dataclasses.replace(
         hardware.template(product),
         current_mode=model.MigMode.ENABLED,

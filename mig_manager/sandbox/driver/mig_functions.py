@@ -5,7 +5,7 @@ from typing import Any
 
 import pynvml
 
-from mig_manager.catalogue import hardware
+from mig_manager.catalogue import product_table
 from mig_manager.core import model
 from mig_manager.sandbox.driver import arguments, calls, sessions, states, transitions, views
 
@@ -89,7 +89,7 @@ def _profile_info(view: views.DeviceView, profile: Any, info: Any) -> None:
     fill_profile(arguments.struct(info, pynvml.c_nvmlGpuInstanceProfileInfo_t), row)
 
 
-def row_by_enum(view: views.DeviceView, profile: Any) -> hardware.GpuProfile:
+def row_by_enum(view: views.DeviceView, profile: Any) -> product_table.GpuProfile:
     """Return the profile of an ``NVML_GPU_INSTANCE_PROFILE_*``."""
     number = arguments.number(profile)
     if not 0 <= number < view.node.options.profile_enum_count:
@@ -100,7 +100,7 @@ def row_by_enum(view: views.DeviceView, profile: Any) -> hardware.GpuProfile:
     raise states.Refused(states.Code.NOT_SUPPORTED)
 
 
-def fill_profile(target: Any, row: hardware.GpuProfile) -> None:
+def fill_profile(target: Any, row: product_table.GpuProfile) -> None:
     """Write a profile to a struct of any version."""
     arguments.fill(
         target,
@@ -199,14 +199,14 @@ def _compute_profile(view: views.DeviceView, profile: Any, engine_profile: Any, 
 
 def compute_row(
     view: views.DeviceView, profile_id: Any, engine_profile: Any = 0
-) -> hardware.ComputeProfile:
+) -> product_table.ComputeProfile:
     """Return a compute-instance profile of this GPU instance."""
     if arguments.number(engine_profile) != pynvml.NVML_COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED:
         raise states.Refused(states.Code.INVALID_ARGUMENT)
     return transitions.compute_row(view.board, view.instance, arguments.number(profile_id))
 
 
-def shared_engines(parent: hardware.GpuProfile) -> dict[str, int]:
+def shared_engines(parent: product_table.GpuProfile) -> dict[str, int]:
     """Return the struct fields of the engines; compute instances share all of them."""
     return {
         "sharedCopyEngineCount": parent.copy_engines,
@@ -217,7 +217,9 @@ def shared_engines(parent: hardware.GpuProfile) -> dict[str, int]:
     }
 
 
-def fill_compute(target: Any, parent: hardware.GpuProfile, row: hardware.ComputeProfile) -> None:
+def fill_compute(
+    target: Any, parent: product_table.GpuProfile, row: product_table.ComputeProfile
+) -> None:
     """Write a compute-instance profile to a struct of any version."""
     arguments.fill(
         target,

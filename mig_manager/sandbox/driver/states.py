@@ -10,7 +10,7 @@ import functools
 import hashlib
 import uuid
 
-from mig_manager.catalogue import hardware
+from mig_manager.catalogue import hardware, product_table
 from mig_manager.core import model
 
 
@@ -220,7 +220,7 @@ class Board:
     """The constant properties of one simulated GPU."""
 
     index: int
-    product: hardware.Product
+    product: product_table.Product
     uuid: str
     pci_bus: int
     is_swapped: bool
@@ -231,7 +231,7 @@ class Board:
         """Domain:bus:device.function in NVML's spelling."""
         return f"00000000:{self.pci_bus:02X}:00.0"
 
-    def row(self, profile_id: int) -> hardware.GpuProfile:
+    def row(self, profile_id: int) -> product_table.GpuProfile:
         """Return the profile of a driver's id; INVALID_ARGUMENT: this GPU does not have it."""
         for row in self.product.profiles:
             if row.profile_id == profile_id:
@@ -246,7 +246,7 @@ class Board:
         return f"MIG-{_uuid(_chip(self.product), self.serial_number, suffix)}"
 
 
-def _chip(product: hardware.Product) -> int:
+def _chip(product: product_table.Product) -> int:
     return (product.pci_device_ids[0] >> 16) & 0xFFFF
 
 
@@ -259,13 +259,13 @@ def _uuid(chip: int, serial_number: int, suffix: bytes = b"") -> uuid.UUID:
 
 
 def physical_engine(
-    product: hardware.Product, instance: model.Placement, compute: model.Placement
+    product: product_table.Product, instance: model.Placement, compute: model.Placement
 ) -> int:
     """Return the graphics engine of a compute instance, unique within a GPU.
 
     Inferred: engines follow the compute slices, which begin with the memory slices.
     """
-    per_engine = 3 if product.grid is hardware.Grid.TWELVE_SLICE else 1
+    per_engine = 3 if product.grid is product_table.Grid.TWELVE_SLICE else 1
     return instance.start // per_engine + compute.start
 
 

@@ -8,7 +8,7 @@ checks is part of the behaviour: callers see the first failure. Sources: ``nvml.
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 
-from mig_manager.catalogue import hardware
+from mig_manager.catalogue import product_table
 from mig_manager.core import model
 from mig_manager.sandbox.driver import states
 
@@ -180,7 +180,7 @@ def destroy_compute_instance(
 
 def compute_row(
     board: states.Board, instance: states.GpuInstance, profile_id: int
-) -> hardware.ComputeProfile:
+) -> product_table.ComputeProfile:
     """Return a compute-instance profile of a GPU instance.
 
     Raises:
@@ -217,7 +217,7 @@ def find_device(
     return None
 
 
-def compute_name(row: hardware.GpuProfile, slices: int) -> str:
+def compute_name(row: product_table.GpuProfile, slices: int) -> str:
     """Return the name of a compute instance: its GPU instance's, unless it is only a part."""
     return row.name if slices == row.profile.gpu_slices else f"{slices}c.{row.name}"
 
@@ -331,7 +331,7 @@ def _is_free(place: model.Placement, used: Iterable[model.Placement]) -> bool:
     return not any(place.overlaps(other) for other in used)
 
 
-def _has_engines(situation: Situation, row: hardware.GpuProfile) -> bool:
+def _has_engines(situation: Situation, row: product_table.GpuProfile) -> bool:
     """Return whether the media engines allow one more instance."""
     pool = model.Engines.pool(each.engines for each in situation.board.product.profiles)
     used = [
@@ -341,7 +341,7 @@ def _has_engines(situation: Situation, row: hardware.GpuProfile) -> bool:
 
 
 def gpu_instance_id(
-    product: hardware.Product, placement: model.Placement, *, is_swapped: bool
+    product: product_table.Product, placement: model.Placement, *, is_swapped: bool
 ) -> int:
     """Return the id of the GPU instance at a placement: the driver's swizzId.
 
@@ -351,6 +351,6 @@ def gpu_instance_id(
     """
     parts = product.memory_slices // placement.size
     index = placement.start // placement.size
-    if is_swapped and product.grid is hardware.Grid.SEVEN_SLICE:
+    if is_swapped and product.grid is product_table.Grid.SEVEN_SLICE:
         index ^= parts // 2
     return parts - 1 + index

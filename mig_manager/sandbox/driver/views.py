@@ -5,7 +5,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from mig_manager.catalogue import hardware
+from mig_manager.catalogue import product_table
 from mig_manager.sandbox.driver import arguments, sessions, states, transitions
 
 
@@ -72,7 +72,7 @@ class DeviceView(DriverView):
         raise states.Refused(states.Code.INVALID_ARGUMENT)
 
     @property
-    def parent(self) -> hardware.GpuProfile:
+    def parent(self) -> product_table.GpuProfile:
         """The profile of its GPU instance."""
         return self.board.row(self.instance.profile_id)
 

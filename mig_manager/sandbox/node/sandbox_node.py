@@ -14,7 +14,7 @@ from typing import Self
 
 from mig_manager import errors
 from mig_manager.adapters import host
-from mig_manager.catalogue import hardware
+from mig_manager.catalogue import product_table
 from mig_manager.core.node.devices import strategies
 from mig_manager.core.objects import discovery_labels, well_known
 from mig_manager.sandbox.driver import state_file, states
@@ -181,7 +181,7 @@ class SandboxNode:
                 self._wake.wait(max(0.0, next_at - time.monotonic()))
 
 
-def _node_labels(gpus: Sequence[hardware.Product], options: NodeOptions) -> dict[str, str]:
+def _node_labels(gpus: Sequence[product_table.Product], options: NodeOptions) -> dict[str, str]:
     """Return the labels by kubelet and GPU feature discovery, and the extra labels.
 
     Feature discovery follows a change of layout up to a minute late; labels that depend on the

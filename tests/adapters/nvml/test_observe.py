@@ -11,7 +11,7 @@ import pytest
 from mig_manager import errors, reasons
 from mig_manager.adapters import host
 from mig_manager.adapters.nvml import gpu_device, nvml_gpus
-from mig_manager.catalogue import hardware
+from mig_manager.catalogue import hardware, product_table
 from mig_manager.core import model
 from mig_manager.core.planner import planner
 from mig_manager.sandbox.driver import calls, simulated_nvml, states
@@ -38,7 +38,7 @@ CAPABLE = [
 
 
 @pytest.mark.parametrize("product", PRODUCTS)
-def test_every_product_is_observed_as_it_is(product: hardware.Product, boot: Boot) -> None:
+def test_every_product_is_observed_as_it_is(product: product_table.Product, boot: Boot) -> None:
     rig = boot(product.key)
     gpu = rig.observe()
     expected = hardware.template(product)
@@ -57,7 +57,7 @@ def test_every_product_is_observed_as_it_is(product: hardware.Product, boot: Boo
 
 @pytest.mark.parametrize("product", CAPABLE)
 def test_every_profile_of_a_product_is_created_and_observed_by_its_name(
-    product: hardware.Product, boot: Boot
+    product: product_table.Product, boot: Boot
 ) -> None:
     rig = boot(product.key)
     empty = rig.enable()

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from mig_manager.catalogue import hardware
+from mig_manager.catalogue import hardware, product_table
 from mig_manager.cli import main
 from mig_manager.sandbox import node_spec
 from mig_manager.sandbox.driver import states
@@ -46,7 +46,7 @@ def test_a_row_of_a_capture_is_the_product_of_its_source(tmp_path: pathlib.Path)
         rows += node_spec.rows(capture(tmp_path, spec, name=f"{first}.json"))
 
     for product, row in zip(MIG, rows, strict=True):
-        replayed = hardware.of_row(row)
+        replayed = product_table.of_row(row)
         source = hardware.of_gpu(product.pci_device_ids[0], product.names[0], product.memory_mib)
         assert source is not None
         by_enum = sorted(product.profiles, key=lambda each: each.enum_index)

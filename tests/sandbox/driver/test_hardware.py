@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from mig_manager import errors
-from mig_manager.catalogue import hardware
+from mig_manager.catalogue import hardware, product_table
 from mig_manager.core import model, profile_name
 
 PRODUCTS = tuple(hardware.products().values())
@@ -38,7 +38,9 @@ def test_every_product_has_profiles_or_is_listed_without() -> None:
 
 
 @pytest.mark.parametrize("product", PRODUCTS, ids=lambda p: p.key)
-def test_profiles_of_a_product_differ_and_one_is_the_whole_gpu(product: hardware.Product) -> None:
+def test_profiles_of_a_product_differ_and_one_is_the_whole_gpu(
+    product: product_table.Product,
+) -> None:
     names = [row.name for row in product.profiles]
     spans = [place.size for row in product.profiles for place in row.placements]
 
@@ -47,7 +49,7 @@ def test_profiles_of_a_product_differ_and_one_is_the_whole_gpu(product: hardware
 
 
 @pytest.mark.parametrize("product", PRODUCTS, ids=lambda p: p.key)
-def test_compute_profiles_stay_within_their_gpu_instance(product: hardware.Product) -> None:
+def test_compute_profiles_stay_within_their_gpu_instance(product: product_table.Product) -> None:
     for row in product.profiles:
         assert str(row.profile) == row.name  # computed from the driver's numbers
         assert any(compute.slices == row.profile.gpu_slices for compute in row.compute), row.name

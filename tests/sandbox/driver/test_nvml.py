@@ -7,7 +7,7 @@ from typing import Any
 import pynvml
 import pytest
 
-from mig_manager.catalogue import hardware
+from mig_manager.catalogue import product_table
 from mig_manager.sandbox.driver import simulated_nvml, states
 from testkit import nvml_faults
 from tests.rigs.node import nvml_rig
@@ -144,7 +144,7 @@ def test_mig_uuids_follow_from_the_slot_and_survive_their_neighbours(device: Any
 
 @pytest.mark.parametrize("product", nvml_rig.ONE_OF_EACH_GRID, ids=lambda p: p.key)
 def test_mig_devices_of_a_full_gpu_have_different_uuids(
-    start: nvml_rig.Start, product: hardware.Product
+    start: nvml_rig.Start, product: product_table.Product
 ) -> None:
     start(f"2x{product.key}")
     uuids = set()

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from mig_manager.catalogue import hardware
+from mig_manager.catalogue import hardware, product_table
 from mig_manager.core import model
 from mig_manager.sandbox.driver import states, transitions
 from tests.rigs.node import nvml_rig
@@ -58,7 +58,7 @@ def with_compute(
     return transitions.create_compute_instance(now, gpu.instances[0], profile_id, None)
 
 
-def room(gpu: states.GpuState, product: str, row: hardware.GpuProfile) -> int:
+def room(gpu: states.GpuState, product: str, row: product_table.GpuProfile) -> int:
     """Return how many more instances of a profile the driver creates."""
     for count in itertools.count():
         try:

@@ -9,7 +9,7 @@ import pynvml
 import pytest
 from hypothesis import strategies
 
-from mig_manager.catalogue import hardware
+from mig_manager.catalogue import product_table
 from mig_manager.core import model
 from mig_manager.sandbox.driver import states
 from testkit import nvml_faults
@@ -77,7 +77,7 @@ class Walk:
             return False
         return True
 
-    def row(self, choice: int) -> hardware.GpuProfile:
+    def row(self, choice: int) -> product_table.GpuProfile:
         rows = self.board.product.profiles
         return rows[choice % len(rows)]
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import strategies as st
 
 from mig_manager import errors, reasons
-from mig_manager.catalogue import hardware
+from mig_manager.catalogue import hardware, product_table
 from mig_manager.core import model, steps
 from mig_manager.core.planner import planner
 from tests.rigs.node import driver_rules
@@ -49,7 +49,7 @@ BY_PRODUCT = [
 
 
 @pytest.mark.parametrize("product", BY_PRODUCT)
-def test_the_planner_accepts_exactly_what_can_be_placed(product: hardware.Product) -> None:
+def test_the_planner_accepts_exactly_what_can_be_placed(product: product_table.Product) -> None:
     gpu = template(product)
     possible = placeable(gpu)
     beyond = {more for counts in possible for more in one_more(counts)} - possible
@@ -63,7 +63,7 @@ def test_the_planner_accepts_exactly_what_can_be_placed(product: hardware.Produc
 @hypothesis.given(data=st.data())
 @hypothesis.settings(deadline=None, max_examples=20)
 def test_compute_instances_are_accepted_exactly_where_they_can_be_packed(
-    product: hardware.Product, data: st.DataObject
+    product: product_table.Product, data: st.DataObject
 ) -> None:
     gpu = template(product)
     devices = [

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mig_manager import errors, reasons
-from mig_manager.catalogue import hardware
+from mig_manager.catalogue import hardware, product_table
 from mig_manager.core import model
 from mig_manager.core.display import picture, styles
 from mig_manager.core.planner import planner
@@ -20,11 +20,11 @@ from tests.rigs.node import gpu_values, samples
 PRODUCTS = [each for each in hardware.products().values() if not each.not_simulatable]
 
 
-def eight(product: hardware.Product) -> tuple[model.Gpu, ...]:
+def eight(product: product_table.Product) -> tuple[model.Gpu, ...]:
     return gpu_values.gpus_of(f"8x{product.key}")
 
 
-def full(product: hardware.Product) -> tuple[model.Gpu, ...]:
+def full(product: product_table.Product) -> tuple[model.Gpu, ...]:
     """Eight GPUs, each full of the smallest instances that fill it."""
     gpus = eight(product)
     if not gpus[0].profiles:
@@ -40,7 +40,9 @@ def full(product: hardware.Product) -> tuple[model.Gpu, ...]:
 
 
 @pytest.mark.parametrize("product", PRODUCTS, ids=lambda product: product.key)
-def test_gpus_of_every_product_round_trip_in_five_kilobytes(product: hardware.Product) -> None:
+def test_gpus_of_every_product_round_trip_in_five_kilobytes(
+    product: product_table.Product,
+) -> None:
     gpus = full(product)
     text = inventory_codec.to_json(gpus)
     back = inventory_codec.from_json(text)
