@@ -9,7 +9,7 @@ from mig_manager.agent import attempts, node_context, run_recorder
 from mig_manager.agent.pods import device_advertiser
 from mig_manager.core import model, ports
 from mig_manager.core.node.devices import claims, strategies
-from mig_manager.core.objects import node_object, pod_object, well_known
+from mig_manager.core.objects import pod_object, well_known
 
 _log = structlog.get_logger()
 
@@ -68,18 +68,18 @@ class DraDriver(device_advertiser.Advertiser):
             return f"the DRA driver would not start: {why}"
         return ""
 
-    def is_expected(
-        self,
-        recorder: run_recorder.RunRecorder,
-        labels: Mapping[str, str],
-        pods: Collection[pod_object.Pod],
-    ) -> bool:
+    def is_expected(self, attempt: attempts.Attempt, pods: Collection[pod_object.Pod]) -> bool:
         """Return whether it belongs on the node, even without a pod now.
 
         A device allocated by a ResourceClaim proves it: only a driver allocates those.
         """
-        is_used = any(pod.claimed_ids for pod in pods)
-        return is_used or self.is_awaited(recorder, labels) or _is_deployed(labels, pods)
+        labels = attempt.node_labels
+        return (
+            any(pod.claimed_ids for pod in pods)
+            or self.is_awaited(attempt.recorder, labels)
+            or _is_deployed(labels, pods)
+            or is_being_replaced(attempt.deps, labels)
+        )
 
     def current_uids(
         self, deps: ports.Dependencies, gpus: model.ObservedGpus, pods: Collection[pod_object.Pod]
@@ -119,13 +119,13 @@ def list_pods(workloads: ports.Workloads, before: Iterable[pod_object.Pod]) -> p
     return with_unbound(workloads, pods) if any(pod.is_unbound for pod in before) else pods
 
 
-def is_being_replaced(deps: ports.Dependencies, view: node_object.NodeView) -> bool:
+def is_being_replaced(deps: ports.Dependencies, labels: Mapping[str, str]) -> bool:
     """Return whether a driver ran until recently: its DaemonSet may be replacing its pod.
 
     Kubelet keeps a stopped driver's slices for 30 s (``KubeSlices.withdraw``). A deploy label that
     keeps the driver away takes precedence.
     """
-    return claims.DEPLOY_LABEL not in view.labels and bool(deps.slices.list())
+    return claims.DEPLOY_LABEL not in labels and bool(deps.slices.list())
 
 
 def has_ready(pods: Iterable[pod_object.Pod]) -> bool:

@@ -92,7 +92,7 @@ def _with_replaced(
         advertisers |= {PLUGIN}
     # Where a plugin serves the node, no request goes to an API that the cluster may lack.
     is_served = bool(advertisers) or any(resources.devices_of(view.capacity).values())
-    if not is_served and dra_driver.is_being_replaced(deps, view):
+    if not is_served and dra_driver.is_being_replaced(deps, view.labels):
         advertisers |= {DRIVER}
     return advertisers
 

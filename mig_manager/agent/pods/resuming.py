@@ -160,9 +160,7 @@ def await_driver(
         Superseded: Another layout is requested, or the agent stops.
     """
     claiming = [pod for pod in affected if pod.may_claim]
-    if not claiming or not node_advertisers.DRIVER.is_expected(
-        attempt.recorder, attempt.node_labels, pods
-    ):
+    if not (claiming and node_advertisers.DRIVER.is_expected(attempt, pods)):
         return False
     needs_slices = not all(pod.claimed_ids for pod in claiming)
 

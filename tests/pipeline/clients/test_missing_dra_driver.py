@@ -21,6 +21,25 @@ def test_driver_between_two_pods_is_waited_for_before_evictions() -> None:
     assert published_uuids(rig) == {gpu.uuid for gpu in rig.gpus}
 
 
+@pytest.mark.parametrize("label_managed", [True, False])
+def test_a_driver_with_dynamic_mig_between_two_pods_refuses_the_change(
+    *, label_managed: bool
+) -> None:
+    rig = without_driver(nodes.dra_node(label_managed=label_managed))
+    rig.dra_driver.feature_gates = {"DynamicMIG": True}
+    # Its slices have no UUIDs, so no device of a claim is known.
+    (published_slice,) = rig.dra_driver.slices or ()
+    uuids = dict.fromkeys(published_slice.uuids, "")
+    rig.dra_driver.slices = (dataclasses.replace(published_slice, uuids=uuids),)
+    for uid, pod in rig.pods.items():
+        if pod.claimed_ids:
+            rig.pods.change(uid, claimed_ids=None)
+
+    ends.run_to(rig, "all-disabled", Reason.FOREIGN_MANAGER, "DRA driver with DynamicMIG")
+
+    assert {"low", "high"} <= rig.pods.names
+
+
 @pytest.mark.parametrize("layout", ["all-balanced", "all-disabled"])
 def test_a_pod_with_a_claim_is_not_evicted_while_no_driver_gets_ready(layout: str) -> None:
     rig = without_driver(nodes.dra_node())

@@ -102,6 +102,7 @@ class NodeRig:
             owner_kind="DaemonSet",
             mounts_driver_sockets=True,
             is_ready=not self.dra_driver.is_broken,
+            feature_gates=self.dra_driver.feature_gates,
         )
         if self.dra_driver.is_broken:
             return

@@ -64,6 +64,7 @@ class DraDriver:
     is_installed: bool = False
     is_label_managed: bool = True  # whether a label of the node deploys it
     is_broken: bool = False
+    feature_gates: Mapping[str, bool] = dataclasses.field(default_factory=dict)
     slices: tuple[claims.Slice, ...] | None = ()
     """What it has published; None: the API does not list it."""
 
