@@ -82,17 +82,24 @@ class FleetNode:
     def strategy(self) -> strategies.Strategy | None:
         """The device plugin's MIG strategy by its label, or else by the resources; or unknown.
 
-        GPU feature discovery sets no label for ``none``.
+        GPU feature discovery sets no label for ``none``. It has settings of its own, and starts
+        beside the plugin: resources that the label rules out count more than the label.
         """
-        if labelled := strategies.from_labels(self.view.labels):
-            return labelled
+        labelled = strategies.from_labels(self.view.labels)
         healthy = resources.devices_of(self.view.allocatable)
-        if any(map(resources.is_mig, healthy)):
-            return strategies.Strategy.MIXED
-        if not healthy:
-            return None
-        advertised = sum(self.view.capacity.get(name, count) for name, count in healthy.items())
+        has_mig = any(map(resources.is_mig, healthy))
         gpus, _ = published_gpus(self)
+        if has_mig and all(map(resources.is_mig, healthy)):
+            return strategies.Strategy.MIXED
+        is_partitioned = bool(gpus) and all(
+            gpu.current_mode is model.MigMode.ENABLED and gpu.devices for gpu in gpus or ()
+        )
+        is_outdated = labelled is strategies.Strategy.MIXED and is_partitioned and not has_mig
+        if not healthy or (labelled and not is_outdated):
+            return labelled
+        if has_mig:
+            return strategies.Strategy.MIXED
+        advertised = sum(self.view.capacity.get(name, count) for name, count in healthy.items())
         is_whole = advertised < sum(len(gpu.devices) for gpu in gpus or ())
         return strategies.Strategy.NONE if is_whole else strategies.Strategy.SINGLE
 

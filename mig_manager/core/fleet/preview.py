@@ -5,7 +5,7 @@ them, so it can destroy other instances of the same kind.
 """
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 from mig_manager import errors, reasons
 from mig_manager.core import messages, model, steps
@@ -61,7 +61,7 @@ def of_layout(
             reason=error.reason,
             message=messages.printable(error.message, " "),
         )
-    fit, reason, message = _fit(planned, node.view.labels)
+    fit, reason, message = _fit(planned, node)
     losses, claiming = (None, ()) if pods is None else _losses_and_claims(node, planned, pods)
     return cluster_plan.NodePlan(
         name=node.name,
@@ -80,20 +80,20 @@ def of_layout(
 
 
 def _fit(
-    planned: plans.Planned, labels: Mapping[str, str]
+    planned: plans.Planned, node: fleet_nodes.FleetNode
 ) -> tuple[cluster_plan.NodeFit, cluster_plan.Reason | None, str]:
     """Return whether a node can have a planned layout, with the reason and the message.
 
-    ``labels`` are the node's: the device plugin's strategy is the one that GPU feature discovery
-    shows. The one inferred from the resources does not count: on a node without MIG, single and
-    mixed look alike.
+    Without a label of GPU feature discovery, the strategy inferred from the resources does not
+    count: on a node without MIG, single and mixed look alike.
     """
     if planned.plan.is_provisional:
         message = "the profiles of its GPUs are unknown until MIG is enabled"
         return cluster_plan.NodeFit.UNKNOWN, cluster_plan.PreviewReason.MIG_DISABLED, message
     if planned.plan.is_empty:
         return cluster_plan.NodeFit.UNCHANGED, None, ""
-    strategy = strategies.from_labels(labels)
+    labels = node.view.labels
+    strategy = node.strategy if strategies.from_labels(labels) else None
     results = strategies.gpu_layouts(planned.gpus, planned.desired)
     why = strategies.refusal(results, strategy, labels)
     if strategy and why:

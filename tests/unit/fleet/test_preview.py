@@ -228,6 +228,28 @@ def test_a_layout_that_the_strategy_cannot_serve_is_not_said_to_fit(
     assert (strategy in node_plan.message) is bool(reason)
 
 
+@pytest.mark.parametrize(
+    ("label", "advertised", "resource"),
+    [
+        ("single", {"nvidia.com/mig-1g.5gb": 14}, "nvidia.com/mig-1g.5gb"),
+        ("none", {"nvidia.com/mig-1g.5gb": 14}, "nvidia.com/mig-1g.5gb"),
+        ("mixed", {"nvidia.com/gpu": 14}, "nvidia.com/gpu"),
+    ],
+)
+def test_advertised_devices_count_more_than_the_label_of_the_strategy(
+    label: str, advertised: Mapping[str, int], resource: str
+) -> None:
+    fleet_node = node(gpus({"1g.5gb": 7}), **advertised)
+    labels = {discovery_labels.STRATEGY: label}
+    view = dataclasses.replace(fleet_node.view, labels=labels)
+    outdated = dataclasses.replace(fleet_node, view=view)
+
+    assert plan_for(outdated, "all-disabled", pod("p", resource)).evicted == ("default/p",)
+    is_single = resource == "nvidia.com/gpu"
+    reason = Reason.STRATEGY_MISMATCH if is_single else None
+    assert plan_for(outdated, "all-balanced").reason is reason
+
+
 def test_without_known_profiles_no_layout_fits() -> None:
     blind = tuple(dataclasses.replace(gpu, profiles=None) for gpu in gpus())
 
