@@ -6,6 +6,7 @@ from that, ``breaker`` stops requests that agents fail.
 
 The terms, as ``decider`` uses them in order:
 
+- A situation has the nodes, the limits, the time and the past of one decision.
 - A batch has the pending pods of one decision. The rank of a pod is its place in their order, by
   priority and age. Pods of a group have equal needs.
 - The position of a node is its place in the ``NodeIndex``. A node is opted in if its label lets

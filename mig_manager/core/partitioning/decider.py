@@ -14,7 +14,7 @@ instances for pods behind it.
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from mig_manager.core import messages, model
 from mig_manager.core.partitioning import demand
@@ -32,6 +32,10 @@ from mig_manager.core.partitioning.decision import (
 from mig_manager.core.partitioning.nodes import node_sets
 
 _PREPARING = "devices for likely pods"
+_BACKED_OFF = waiting.Cause(
+    waiting.WaitReason.NOT_SCHEDULED,
+    "it did not use room on several nodes, and gets none for a while",
+)
 
 
 def decide(
@@ -109,8 +113,10 @@ class _Decider:
         # Pods with equal needs share their cause.
         why = functools.cache(causes.why)
         for rank in self._remaining:
-            pod = self._batch.pods[rank]
-            match self._why(rank, why):
+            pod, group = self._batch.pods[rank], self._batch.group[rank]
+            unplaced = self._schedulable.unplaced.get(rank, node_sets.EMPTY)
+            is_backed_off = rank in self._schedulable.backed_off
+            match _BACKED_OFF if is_backed_off else why(group, unplaced):
                 case waiting.Impossible(message):
                     unmet.append(decisions.Unmet(pod=pod, message=message))
                 case waiting.Cause(reason, message):
@@ -123,17 +129,6 @@ class _Decider:
             gpu_holds=self.holding.records,
             ignored=self._schedulable.ignored,
         )
-
-    def _why(
-        self,
-        rank: int,
-        why: Callable[[batches.Group, node_sets.NodeSet], waiting.Cause | waiting.Impossible],
-    ) -> waiting.Cause | waiting.Impossible:
-        if rank in self._schedulable.backed_off:
-            message = "it did not use room on several nodes, and gets none for a while"
-            return waiting.Cause(waiting.WaitReason.NOT_SCHEDULED, message)
-        unplaced = self._schedulable.unplaced.get(rank, node_sets.EMPTY)
-        return why(self._batch.group[rank], unplaced)
 
     def make_room(self) -> None:
         """Choose nodes one by one as long as a change serves a pod, then empty GPUs on hold."""
