@@ -15,7 +15,7 @@ from typing import Any
 
 from mig_manager.adapters.host import process
 from mig_manager.catalogue import hardware
-from mig_manager.core.layout import config
+from mig_manager.core.layout import layout_parser
 from mig_manager.core.objects import well_known
 from mig_manager.sandbox import demo_layouts, scenarios, stages
 from mig_manager.sandbox.driver import states
@@ -32,7 +32,7 @@ def main() -> None:
     idle_s = parser.parse_args().idle_s
     gpus = [hardware.template(p, i) for i, p in enumerate(hardware.parse_node(_SPEC))]
     text = process.packaged_config().read_text(encoding="utf-8")
-    text += demo_layouts.render(gpus, config.parse(text, source="packaged"))
+    text += demo_layouts.render(gpus, layout_parser.parse(text, source="packaged"))
     for name in ("first-layout", "one-slice", "does-not-fit"):
         scenario = scenarios.BY_NAME[name]
         server = apiserver.ApiServer()

@@ -17,7 +17,7 @@ import tempfile
 import time
 
 from bench.speed import transitions
-from mig_manager.core.layout import config, selection
+from mig_manager.core.layout import layout_parser, selection
 from mig_manager.core.objects import well_known
 from mig_manager.core.planner import planner
 from mig_manager.core.records import run_status
@@ -103,7 +103,7 @@ def _follow(stage: stages.Stage, layout: str, latency: states.Latency) -> Course
                 begins.setdefault(str(status.get("phase")), now)
 
     gpus = stage.gpus.observe()
-    document = config.parse(_CONFIG, source="bench")
+    document = layout_parser.parse(_CONFIG, source="bench")
     plan = planner.plan(gpus, selection.select(document.layout(layout), gpus))
     processor_s = _processor_s(stage)
     with contextlib.ExitStack() as stack:

@@ -9,7 +9,7 @@ import re
 from typing import Any
 
 from mig_manager.core import profile_name
-from mig_manager.core.layout import config, gpu_selectors, layout_documents
+from mig_manager.core.layout import gpu_selectors, layout_documents, layout_parser
 
 _UINT32 = (
     r"(0[xX](?=[0-9A-Fa-f_])(_?0)*(_?[0-9A-Fa-f]){0,8}|0[bB][01_]+|0[oO]?[0-7_]*|[1-9][0-9_]*)"
@@ -95,7 +95,7 @@ def _rule() -> dict[str, Any]:
         },
         "else": {"properties": {"mig-devices": {"maxProperties": 0}}},
     }
-    if set(rule["properties"]) != set(config.KEYS):
+    if set(rule["properties"]) != set(layout_parser.KEYS):
         raise ValueError("the schema of a rule lacks a key of the parser, or has one too many")
     return rule
 

@@ -17,8 +17,7 @@ from mig_manager.catalogue import hardware
 from mig_manager.core import timestamps
 from mig_manager.core.display import styles
 from mig_manager.core.fleet import fleet_nodes, node_reports, overview
-from mig_manager.core.layout import available_layouts
-from mig_manager.core.layout import config as layouts
+from mig_manager.core.layout import available_layouts, layout_parser
 from mig_manager.core.objects import pod_object, pod_parser, well_known
 from mig_manager.core.records import inventory_codec
 
@@ -86,7 +85,7 @@ def top() -> str:
     product = hardware.find("A100-SXM4-40GB")
     idle = [hardware.template(product, index) for index in range(4)]
     text = process.packaged_config().read_text(encoding="utf-8")
-    document = layouts.parse(text, source="config.yaml")
+    document = layout_parser.parse(text, source="config.yaml")
 
     def node(
         name: str, layout: str, requested: str = "", **run_status: str

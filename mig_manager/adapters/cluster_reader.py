@@ -14,7 +14,7 @@ from mig_manager import errors, reasons
 from mig_manager.adapters import rest
 from mig_manager.core import messages
 from mig_manager.core.fleet import fleet_nodes, node_moments, node_reports
-from mig_manager.core.layout import config, layout_documents
+from mig_manager.core.layout import layout_documents, layout_parser
 from mig_manager.core.node.devices import device_classes
 from mig_manager.core.objects import api_values, pod_object, pod_parser, well_known
 
@@ -195,7 +195,7 @@ class ClusterReader:
                     remedy="Add this entry, or name another ConfigMap or a file (-f).",
                 )
             text = data.get(_DOCUMENT_KEY, next(iter(data.values())))
-            document = config.parse(text, source=source, is_lenient=is_lenient)
+            document = layout_parser.parse(text, source=source, is_lenient=is_lenient)
             return dataclasses.replace(document, is_presumed=config_map is None)
         if default is not None and config_map is None:
             return default

@@ -11,12 +11,12 @@ from mig_manager import errors
 from mig_manager.agent import agent_settings, attempt_memory, publish
 from mig_manager.change import layout_store, node_lock
 from mig_manager.core import model, ports, timing
-from mig_manager.core.layout import config, layout_documents
+from mig_manager.core.layout import layout_documents, layout_parser
 from mig_manager.core.settings import node_settings
 
 _log = structlog.get_logger()
 
-_parsed = functools.lru_cache(maxsize=1)(config.parse)
+_parsed = functools.lru_cache(maxsize=1)(layout_parser.parse)
 """Cache: the file rarely changes, and parsing would take half of the time until ``pending``."""
 
 

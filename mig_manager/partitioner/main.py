@@ -10,7 +10,7 @@ from mig_manager.adapters import host
 from mig_manager.adapters.host import files, web_server
 from mig_manager.adapters.kubernetes import api, leader, partitioner_cluster, watch
 from mig_manager.core import liveness, timing
-from mig_manager.core.layout import config, layout_documents
+from mig_manager.core.layout import layout_documents, layout_parser
 from mig_manager.partitioner import demand_signal, loop, metrics, partitioner_settings, term
 
 _STUCK_AFTER_S = 300.0
@@ -117,6 +117,6 @@ def _document(
     if settings.config_file is None or settings.base_layout is None:
         return None
     file = files.SourceFile(settings.config_file)
-    document = config.parse(file.read(), source=file.name)
+    document = layout_parser.parse(file.read(), source=file.name)
     document.layout(settings.base_layout)
     return document

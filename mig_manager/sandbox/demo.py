@@ -12,7 +12,7 @@ from mig_manager.adapters.host import files
 from mig_manager.catalogue import hardware
 from mig_manager.core import messages, model
 from mig_manager.core.display import picture, styles
-from mig_manager.core.layout import config
+from mig_manager.core.layout import layout_parser
 from mig_manager.core.objects import well_known
 from mig_manager.sandbox import demo_layouts, ending, node_spec, scenarios, stages, timeline
 from mig_manager.sandbox.apiserver import store
@@ -80,7 +80,7 @@ class DemoOptions:
     def layouts_with(self, name: str) -> str:
         """Return the packaged document, with the extra layout of that name if it exists."""
         text = self.packaged.read_text(encoding="utf-8")
-        document = config.parse(text, source=self.packaged.name)
+        document = layout_parser.parse(text, source=self.packaged.name)
         return text + demo_layouts.render(self.gpus, document, names=(name,))
 
 

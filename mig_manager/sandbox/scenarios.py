@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from mig_manager.core import model
-from mig_manager.core.layout import config, selection
+from mig_manager.core.layout import layout_parser, selection
 from mig_manager.core.objects import well_known
 from mig_manager.core.records import run_status
 from mig_manager.sandbox import demo_layouts, stages
@@ -164,7 +164,7 @@ def _play_fault(stage: stages.Stage, layout: str, say: Callable[[str], None]) ->
 def _is_active(stage: stages.Stage, layout: str) -> Checks:
     labels = objects.labels(stage.node())
     text = stage.config_file.read_text(encoding="utf-8")
-    document = config.parse(text, source=str(stage.config_file))
+    document = layout_parser.parse(text, source=str(stage.config_file))
     expected: collections.Counter[str] = collections.Counter()
     for gpu in selection.select(document.layout(layout), stage.gpus.observe()).values():
         for profile, count in gpu.devices:

@@ -6,7 +6,7 @@ import pytest
 
 from mig_manager import errors, reasons
 from mig_manager.core import model, steps
-from mig_manager.core.layout import config, layouts
+from mig_manager.core.layout import layout_parser, layouts
 from mig_manager.core.records import journals
 from tests.rigs.node import call_errors, gpu_values
 from tests.rigs.node.local_rig import LocalRig
@@ -43,7 +43,7 @@ mig-configs:
   first: [{devices: [0], mig-enabled: true, mig-devices: {}}]
   second: [{devices: [1], mig-enabled: true, mig-devices: {1g.5gb: 7}}]
 """
-    rig.layouts = config.parse(text, source="two.yaml")
+    rig.layouts = layout_parser.parse(text, source="two.yaml")
     assert rig.kill_apply("second", steps.CreateGpuInstance, 2)
     return rig.layouts.layout("first")
 

@@ -4,7 +4,7 @@ import pathlib
 
 import pytest
 
-from mig_manager.core.layout import config
+from mig_manager.core.layout import layout_parser
 from mig_manager.core.records import run_status
 from mig_manager.sandbox import machines
 from tests.rigs import api_objects
@@ -59,7 +59,10 @@ def test_operators_rights_suffice_for_a_layout_that_evicts_no_pod(
         stage.wait(lambda: bool(written()), "the ConfigMap of the layouts")
         (config_map,) = written()
         assert config_map["metadata"]["ownerReferences"][0]["uid"] == pod["metadata"]["uid"]
-        assert LAYOUT in config.parse(config_map["data"]["config.yaml"], source=LAYOUTS).layouts
+        assert (
+            LAYOUT
+            in layout_parser.parse(config_map["data"]["config.yaml"], source=LAYOUTS).layouts
+        )
         stage.api.delete(f"{namespace}/pods/{operator_pod.NAME}", {"gracePeriodSeconds": 0})
         stage.api.delete(f"{config_maps}/{LAYOUTS}")
         assert stage.allocatable() == {"nvidia.com/mig-1g.5gb": 7}

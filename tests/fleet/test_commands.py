@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from mig_manager import reasons
-from mig_manager.core.layout import config, layout_list
+from mig_manager.core.layout import layout_list, layout_parser
 from mig_manager.core.objects import well_known
 from mig_manager.sandbox.apiserver import kinds, store
 from testkit import apiserver
@@ -79,7 +79,7 @@ def test_rollout_waits_until_an_agent_has_the_content_of_a_named_file(
     rig: RolloutRig,
 ) -> None:
     rig.apply(LAYOUT, rig.names)
-    layout = config.parse(agents.LAYOUTS_TEXT, source="").layout(LAYOUT)
+    layout = layout_parser.parse(agents.LAYOUTS_TEXT, source="").layout(LAYOUT)
     for name, content_hash in (("node-000", layout.content_hash), ("node-001", "0" * 12)):
         status = json.loads(rig.metadata(name)["annotations"][well_known.STATUS_ANNOTATION])
         status |= {"configHash": content_hash}
@@ -97,7 +97,7 @@ def test_rollout_labels_no_node_that_lists_other_content_than_a_named_file(
     rig: RolloutRig,
 ) -> None:
     """Its agent would evict pods for that content, and for the file's once kubelet brings it."""
-    layout = config.parse(agents.LAYOUTS_TEXT, source="").layout(LAYOUT)
+    layout = layout_parser.parse(agents.LAYOUTS_TEXT, source="").layout(LAYOUT)
 
     def list_content(content_hash: str) -> None:
         entry = layout_list.Entry(name=LAYOUT, content_hash=content_hash, origin="config.yaml:1")

@@ -9,7 +9,7 @@ from typing import Any
 
 from mig_manager import reasons
 from mig_manager.core import model
-from mig_manager.core.layout import config, custom_layouts, selection
+from mig_manager.core.layout import custom_layouts, layout_parser, selection
 from mig_manager.core.node.devices import device_classes, resources
 from mig_manager.core.objects import well_known
 from mig_manager.core.partitioning import demand
@@ -159,7 +159,7 @@ class PartitionerRig:
     ) -> None:
         """Play the agent: apply the custom layout that is requested, or fail."""
         text = self.node(name)["metadata"]["annotations"][well_known.LAYOUT_ANNOTATION]
-        (layout,) = config.parse(text, source="annotation").layouts.values()
+        (layout,) = layout_parser.parse(text, source="annotation").layouts.values()
         gpus = self.gpus[name]
         state = (
             run_status.State.SUCCESS

@@ -5,7 +5,7 @@ import pathlib
 import pytest
 
 from mig_manager import errors
-from mig_manager.core.layout import config, selection
+from mig_manager.core.layout import layout_parser, selection
 from mig_manager.core.node.devices import resources
 from mig_manager.core.objects import well_known
 from mig_manager.core.partitioning import demand
@@ -32,7 +32,7 @@ def test_pending_pod_gets_room_by_one_patch(rig: PartitionerRig) -> None:
             "annotations": {},
         }
     }
-    (layout,) = config.parse(text, source="annotation").layouts.values()
+    (layout,) = layout_parser.parse(text, source="annotation").layouts.values()
     (desired,) = selection.select(layout, rig.gpus["n1"]).values()
     assert sum(desired.counts.values()) >= 2
     (event,) = rig.events()

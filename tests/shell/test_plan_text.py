@@ -6,13 +6,13 @@ from mig_manager.catalogue import hardware
 from mig_manager.cli.toolkit import gpu_text
 from mig_manager.core.answers import gpu_answers
 from mig_manager.core.display import styles
-from mig_manager.core.layout import config, layouts, plans
+from mig_manager.core.layout import layout_parser, layouts, plans
 from mig_manager.core.node import gpu_use
 from mig_manager.core.objects import pod_object
 from tests.rigs import layout_table
 from tests.rigs.node.local_rig import LocalRig
 
-DOCUMENT = config.parse(
+DOCUMENT = layout_parser.parse(
     layout_table.document(("all-balanced", "one-slice", "all-1g.5gb"))
     + """\
   first-only:

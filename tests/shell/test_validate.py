@@ -10,7 +10,7 @@ import yaml
 
 from mig_manager.catalogue import hardware
 from mig_manager.cli.toolkit import validation
-from mig_manager.core.layout import config
+from mig_manager.core.layout import layout_parser
 from tests.rigs.shell.commandline import Shell
 from tests.shell.layout_files import NOWHERE, SEVEN, instances, layouts
 
@@ -112,7 +112,7 @@ def test_a_filter_by_a_name_that_no_product_has_is_pointed_at(shell: Shell) -> N
     assert f"{file}:4:21: unknown product 'a100'; did you mean '*a100*'?" in (answer.err)
     assert "*h100*" not in answer.err
     for name in [name for product in hardware.products().values() for name in product.names]:
-        document = config.parse(layouts(x=f'device-filter: "{name}", {SEVEN}'), source="f")
+        document = layout_parser.parse(layouts(x=f'device-filter: "{name}", {SEVEN}'), source="f")
         assert not validation.unknown_names(document)
 
 
@@ -136,7 +136,7 @@ def test_layouts_for_other_gpus_are_counted_once(shell: Shell) -> None:
     assert "Without MIG: Tesla T4" in without_mig.splitlines()
     assert "Without MIG" not in text
     numbers = [line for line in text.splitlines() if re.search(r"\d+ (more )?layout", line)]
-    others = len(config.parse(pathlib.Path(SHIPPED).read_text(), source="f").layouts) - 8
+    others = len(layout_parser.parse(pathlib.Path(SHIPPED).read_text(), source="f").layouts) - 8
     assert numbers == [f"{others} more layouts for other GPUs; -o json has the reasons"]
     assert "no profile" not in text
     assert "all-1g.6gb" in text

@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 import mig_manager
-from mig_manager.core.layout import config
+from mig_manager.core.layout import layout_parser
 from mig_manager.sandbox.apiserver import kinds
 from testkit import apiserver
 from tests.rigs import programs, waiting
@@ -238,7 +238,7 @@ def test_the_image_serves_layouts_when_the_operators_entrypoint_starts_it(
     (written,) = server.objects(kinds.CONFIG_MAPS, operator_pod.NAMESPACE)
     assert written["metadata"]["name"] == "plain-mig-config"
     assert written["metadata"]["ownerReferences"][0]["uid"] == pod["metadata"]["uid"]
-    layouts = config.parse(written["data"]["config.yaml"], source="ConfigMap").layouts
+    layouts = layout_parser.parse(written["data"]["config.yaml"], source="ConfigMap").layouts
     assert sorted(layouts) == [
         "all-1g.6gb", "all-1g.6gb.me", "all-2g.12gb", "all-2g.12gb.me", "all-4g.24gb",
         "all-balanced", "all-disabled", "all-enabled",

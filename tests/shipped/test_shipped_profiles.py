@@ -12,13 +12,13 @@ import pytest
 from mig_manager import errors, reasons
 from mig_manager.catalogue import hardware
 from mig_manager.core import model
-from mig_manager.core.layout import config, gpu_selectors, layouts, selection
+from mig_manager.core.layout import gpu_selectors, layout_parser, layouts, selection
 from mig_manager.core.planner import planner
 from tests.rigs.node import gpu_values
 
 PATH = pathlib.Path(__file__).parents[2] / "profiles" / "mig-parted.yaml"
 TEXT = PATH.read_text("utf-8")
-DOCUMENT = config.parse(TEXT, source=PATH.name)
+DOCUMENT = layout_parser.parse(TEXT, source=PATH.name)
 
 UPSTREAM = (
     "all-1g.10gb", "all-1g.10gb.me", "all-1g.12gb", "all-1g.12gb.me", "all-1g.18gb",
@@ -195,7 +195,7 @@ def test_names_spell_the_profile_that_they_give() -> None:
 def test_the_examples_in_the_comments_work_when_uncommented() -> None:
     rest, marker, examples = TEXT.partition("# --- Layouts of your own")
     code = re.sub(r"(?m)^  # (?=[a-z-]+:$|-|  )", "  ", examples)
-    document = config.parse(rest + marker + code, source="examples")
+    document = layout_parser.parse(rest + marker + code, source="examples")
     h100 = gpu_values.gpus_of("8xh100")
     for name in ("training-and-notebooks", "inference", "shared-memory"):
         for gpu in h100:

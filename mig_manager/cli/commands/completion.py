@@ -69,10 +69,10 @@ class _NamedDocument(gpu_settings.GpuSettings, takes=("config-file", "lenient"))
 
 def _layouts(settings: _NamedDocument) -> Iterable[str]:
     from mig_manager.adapters.host import files
-    from mig_manager.core.layout import config
+    from mig_manager.core.layout import layout_parser
 
     name = settings.config_file
     # The user is still typing on standard input, and no shell has expanded the tilde.
     path = process.packaged_config() if name in (None, "-") else pathlib.Path(name)
     source = files.SourceFile(path.expanduser())
-    return config.parse(source.read(), source=source.name).layouts
+    return layout_parser.parse(source.read(), source=source.name).layouts

@@ -19,7 +19,7 @@ from mig_manager.cli.doctor.doctor_report import (
 )
 from mig_manager.core import model
 from mig_manager.core.display import picture
-from mig_manager.core.layout import config
+from mig_manager.core.layout import layout_parser
 from mig_manager.core.records import gpu_recovery, journals, verified_layouts
 
 _OLDEST_DRIVER = 450
@@ -254,7 +254,7 @@ def _config_file(facts: Facts) -> Iterator[Finding]:
     path = facts.settings.config_file
     file = files.SourceFile(path)
     is_lenient = facts.settings.is_lenient
-    document = config.parse(file.read(), source=file.name, is_lenient=is_lenient)
+    document = layout_parser.parse(file.read(), source=file.name, is_lenient=is_lenient)
     if document.warnings:
         first, *others = document.warnings
         more = f"; and {len(others)} more" if others else ""

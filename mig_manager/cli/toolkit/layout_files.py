@@ -22,17 +22,17 @@ def read(
     """
     from mig_manager.adapters.host import files  # noqa: PLC0415 - not for every command
     from mig_manager.core.files import yaml_text  # noqa: PLC0415 - loads YAML
-    from mig_manager.core.layout import config  # noqa: PLC0415 - loads YAML
+    from mig_manager.core.layout import layout_parser  # noqa: PLC0415 - loads YAML
 
     if name != "-":
         file = files.SourceFile(name)
-        return config.parse(file.read(), source=source or name, is_lenient=is_lenient)
+        return layout_parser.parse(file.read(), source=source or name, is_lenient=is_lenient)
     try:
         # Read one character more than allowed, so that a longer file is refused.
         text = terminal.stdin.read(yaml_text.MAX_CHARACTERS + 1)
     except (OSError, UnicodeError) as error:
         raise errors.ConfigError(f"cannot read standard input: {error}") from error
-    return config.parse(text, source="<stdin>", is_lenient=is_lenient)
+    return layout_parser.parse(text, source="<stdin>", is_lenient=is_lenient)
 
 
 @contextlib.contextmanager

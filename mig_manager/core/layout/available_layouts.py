@@ -1,4 +1,4 @@
-"""The layouts available on a node: from a config file, and generated.
+"""The layouts available on a node: from a layout file, and generated.
 
 Of equal names, an owner's file precedes generated layouts. The default file of this program or of
 NVIDIA's operator follows them: it was written without knowledge of the node.
@@ -16,7 +16,7 @@ from mig_manager.core.planner import planner
 from mig_manager.core.settings import node_settings
 
 _ReadFile = Callable[[], layout_documents.Document]
-"""Reads the config file; raises ConfigError if it cannot be read or is invalid."""
+"""Reads the layout file; raises ConfigError if it cannot be read or is invalid."""
 
 
 def find(

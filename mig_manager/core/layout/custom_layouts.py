@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from mig_manager import errors, reasons
 from mig_manager.core import model
 from mig_manager.core.files import yaml_diagnostics
-from mig_manager.core.layout import config, layout_documents, layouts
+from mig_manager.core.layout import layout_documents, layout_parser, layouts
 from mig_manager.core.objects import node_object, well_known
 from mig_manager.core.records import requests
 
@@ -148,7 +148,7 @@ def _only(
     size = len(text.encode(errors="surrogatepass"))
     if size > MAX_BYTES:
         raise errors.ConfigError(f"{source} has {size} bytes, more than {MAX_BYTES}")
-    document = config.parse(text, source=source, is_lenient=is_lenient)
+    document = layout_parser.parse(text, source=source, is_lenient=is_lenient)
     first, *others = document.layouts.values() or (None,)
     if first is None:
         raise errors.ConfigError(f"{source} has no layout; write exactly one below mig-configs")

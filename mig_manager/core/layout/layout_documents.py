@@ -1,4 +1,4 @@
-"""The layouts of one config file."""
+"""The layouts of one layout file."""
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,7 +15,7 @@ _NAME_ANOTHER_FILE = "Name another file, or add layouts to it."
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Document:
-    """All layouts of a config file, in its order."""
+    """All layouts of a file, in its order."""
 
     source: str
     layouts: Mapping[str, Layout]

@@ -7,7 +7,7 @@ import pytest
 
 from mig_manager import errors, reasons
 from mig_manager.agent.drift import actions
-from mig_manager.core.layout import config, layout_list
+from mig_manager.core.layout import layout_list, layout_parser
 from mig_manager.core.objects import well_known
 from mig_manager.core.settings import node_settings
 from tests.rigs import layout_table
@@ -229,7 +229,7 @@ def test_layouts_are_written_without_a_label_until_that_succeeds(rig: node_rig.N
 
     refused, document = written
     assert refused == document
-    entries = config.parse(document, source="ConfigMap").layouts.values()
+    entries = layout_parser.parse(document, source="ConfigMap").layouts.values()
     assert (
         layout_list.to_json(
             dataclasses.replace(

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from mig_manager.core import model
-from mig_manager.core.layout import config, selection
+from mig_manager.core.layout import layout_parser, selection
 from mig_manager.core.node.devices import resources
 from mig_manager.core.objects import well_known
 from mig_manager.core.partitioning import decider, demand
@@ -227,7 +227,7 @@ def requested_gpus(
     change: decisions.NodeChange, observed: Sequence[model.Gpu]
 ) -> dict[str, model.DesiredGpu]:
     """Return what the text of a change asks of each GPU."""
-    document = config.parse(change.layout, source="annotation")
+    document = layout_parser.parse(change.layout, source="annotation")
     (layout,) = document.layouts.values()
     return selection.select(layout, observed)
 

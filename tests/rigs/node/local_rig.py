@@ -7,7 +7,7 @@ from typing import Any
 
 from mig_manager import errors
 from mig_manager.change import applying, boot, pod_use, shell
-from mig_manager.core.layout import config, layout_documents, layouts, plans
+from mig_manager.core.layout import layout_documents, layout_parser, layouts, plans
 from mig_manager.core.records import journals, verified_layouts
 from tests.rigs import layout_table
 from tests.rigs.node import (
@@ -38,7 +38,7 @@ _DEVICES: Mapping[str, str | layout_table.Gpus] = {
 LAYOUTS_TEXT = layout_table.render(
     {f"'{name}'": layout_table.rule_lines(devices) for name, devices in _DEVICES.items()}
 )
-LAYOUTS = config.parse(LAYOUTS_TEXT, source="layouts.yaml")
+LAYOUTS = layout_parser.parse(LAYOUTS_TEXT, source="layouts.yaml")
 
 
 class LocalRig(node_rig.NodeRig):
@@ -181,7 +181,9 @@ mig-configs:
   'off':
   - {{devices: all, mig-enabled: false}}
 """
-        super().__init__("off", product=product, document=config.parse(text, source="x.yaml"))
+        super().__init__(
+            "off", product=product, document=layout_parser.parse(text, source="x.yaml")
+        )
         self.change_to("mixed")
         self.driver.executed_steps.clear()
         self.before = self.geometry

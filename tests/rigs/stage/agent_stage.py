@@ -10,7 +10,7 @@ from typing import Any
 from prometheus_client import parser
 
 from mig_manager.adapters.kubernetes import api
-from mig_manager.core.layout import config
+from mig_manager.core.layout import layout_parser
 from mig_manager.core.objects import node_object, well_known
 from mig_manager.core.records import run_status
 from mig_manager.sandbox import demo_layouts, machines, stages
@@ -203,5 +203,5 @@ def _config_text(spec: str) -> str:
     """Return the packaged layouts and those that stories need."""
     text = PACKAGED.read_text(encoding="utf-8")
     return text + demo_layouts.render(
-        gpu_values.gpus_of(spec), config.parse(text, source="packaged")
+        gpu_values.gpus_of(spec), layout_parser.parse(text, source="packaged")
     )

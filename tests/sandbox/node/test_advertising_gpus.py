@@ -8,7 +8,7 @@ import structlog
 from mig_manager import errors, reasons
 from mig_manager.adapters.kubernetes import api, kube_node
 from mig_manager.core import model
-from mig_manager.core.layout import config, selection
+from mig_manager.core.layout import layout_parser, selection
 from mig_manager.core.planner import planner
 from mig_manager.sandbox import advertising_gpus
 from mig_manager.sandbox.apiserver import kinds
@@ -64,7 +64,7 @@ def test_node_advertises_observed_devices_and_zeroes_removed_ones(rig: Advertisi
     assert rig.status()["conditions"]
     assert sum(request.verb == "patch" for request in rig.server.log.requests()) == 1
 
-    document = config.parse(PROFILES.read_text(encoding="utf-8"), source="shipped")
+    document = layout_parser.parse(PROFILES.read_text(encoding="utf-8"), source="shipped")
     for layout in ("all-1g.5gb", "all-3g.20gb"):
         now = rig.gpus.observe()
         rig.gpus.execute(planner.plan(now, selection.select(document.layout(layout), now)))

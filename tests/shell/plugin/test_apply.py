@@ -10,7 +10,7 @@ import pytest
 from mig_manager import reasons
 from mig_manager.adapters.kubectl import Kubectl
 from mig_manager.core import model
-from mig_manager.core.layout import available_layouts, config, custom_layouts, layout_list
+from mig_manager.core.layout import available_layouts, custom_layouts, layout_list, layout_parser
 from mig_manager.core.objects import node_object, well_known
 from testkit import apiserver
 from tests.rigs import api_objects
@@ -144,7 +144,7 @@ def test_a_request_that_changes_no_gpu_is_reported_as_such(
 def test_a_listed_layout_of_the_agents_config_map_is_planned_first(
     empty_cluster: plugin_rig.KubectlUser,
 ) -> None:
-    (mine,) = config.parse(MINE, source="file").layouts.values()
+    (mine,) = layout_parser.parse(MINE, source="file").layouts.values()
     add_node(empty_cluster.server, listed=layout_list.to_json([layout_list.Entry.of(mine)]))
     empty_cluster.server.store.create(api_objects.a_config_map(MINE))
     answer = empty_cluster.run_plugin("apply", "mine", "gpu-1", "--dry-run", "-o", "json")

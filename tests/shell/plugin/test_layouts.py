@@ -6,7 +6,7 @@ import pathlib
 import pytest
 
 from mig_manager.core.display import picture, styles
-from mig_manager.core.layout import config, generator, layout_list
+from mig_manager.core.layout import generator, layout_list, layout_parser
 from mig_manager.core.objects import well_known
 from mig_manager.core.records import run_status
 from testkit import apiserver
@@ -24,7 +24,7 @@ mig-configs:
 
 def entries(text: str = OWNERS_FILE) -> list[layout_list.Entry]:
     """Return what an agent with this file lists for these GPUs."""
-    from_file = config.parse(text, source="/etc/mig-manager/config.yaml").layouts
+    from_file = layout_parser.parse(text, source="/etc/mig-manager/config.yaml").layouts
     made = generator.layouts_of(generator.kinds_of(plugin_rig.gpus_with(SPEC)))
     return [layout_list.Entry.of(layout) for layout in {**made, **from_file}.values()]
 

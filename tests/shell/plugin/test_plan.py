@@ -8,7 +8,7 @@ import pytest
 
 from mig_manager.cli import main
 from mig_manager.core import model
-from mig_manager.core.layout import config, layout_list
+from mig_manager.core.layout import layout_list, layout_parser
 from mig_manager.core.objects import well_known
 from mig_manager.core.records import gpu_recovery
 from tests.rigs import api_objects
@@ -183,7 +183,7 @@ def test_both_previews_give_the_same_verdict(
 
 def listing_node(**changed: str) -> api_objects.Object:
     """Build a node whose agent lists a layout of the same document, but for what is changed."""
-    layout = config.parse(plugin_rig.CONFIG, source="config.yaml").layout("all-balanced")
+    layout = layout_parser.parse(plugin_rig.CONFIG, source="config.yaml").layout("all-balanced")
     entry = dataclasses.replace(layout_list.Entry.of(layout), **changed)
     node = plugin_rig.node(
         "gpu-1", gpus=plugin_rig.gpus_with("1xA100-SXM4-40GB"), labels={"test": "listed"}

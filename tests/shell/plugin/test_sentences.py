@@ -10,7 +10,7 @@ from mig_manager.cli.toolkit import gpu_text, plan_table
 from mig_manager.core import model
 from mig_manager.core.display import styles
 from mig_manager.core.fleet import fleet_nodes, node_moments, node_reports
-from mig_manager.core.layout import config
+from mig_manager.core.layout import layout_parser
 from mig_manager.core.node.devices import resources
 from mig_manager.core.objects import pod_parser
 from mig_manager.core.records import run_status
@@ -77,7 +77,7 @@ def report(
 
 def test_a_plan_without_known_profiles_is_provisional() -> None:
     blind = samples.gpu(None, mode=model.MigMode.DISABLED)
-    document = config.parse(plugin_rig.CONFIG, source="f")
+    document = layout_parser.parse(plugin_rig.CONFIG, source="f")
 
     result = node_plans.plan(
         "all-balanced",
@@ -99,7 +99,7 @@ def test_a_plan_says_that_a_node_is_changing(state: run_status.State) -> None:
     result = node_plans.plan(
         "all-balanced",
         [report((samples.gpu(samples.A100),), state=state)],
-        document=config.parse(plugin_rig.CONFIG, source="f"),
+        document=layout_parser.parse(plugin_rig.CONFIG, source="f"),
         pods=cluster_reader.Pods(by_node={}),
     )
 
@@ -114,7 +114,7 @@ def test_the_sum_of_a_plan_counts_each_node_once() -> None:
     result = node_plans.plan(
         "all-balanced",
         [blind, blind, readable, report()],
-        document=config.parse(plugin_rig.CONFIG, source="f"),
+        document=layout_parser.parse(plugin_rig.CONFIG, source="f"),
         pods=cluster_reader.Pods(by_node={}),
     )
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from mig_manager.core.layout import config, layout_list
+from mig_manager.core.layout import layout_list, layout_parser
 from mig_manager.sandbox.apiserver import kinds
 from tests.rigs import programs, waiting
 from tests.rigs.shell import commandline, plugin_rig
@@ -168,7 +168,7 @@ def listing_node(five_node_cluster: plugin_rig.KubectlUser) -> Iterator[None]:
     """The node ``gpu-8``, whose agent lists its layouts, for one test."""
     gpus = plugin_rig.gpus_with("2xA100-SXM4-40GB", "all-balanced")
     node = plugin_rig.node("gpu-8", gpus=gpus, requested="all-balanced")
-    layouts = config.parse(plugin_rig.CONFIG, source="config.yaml").layouts.values()
+    layouts = layout_parser.parse(plugin_rig.CONFIG, source="config.yaml").layouts.values()
     listed = layout_list.to_json(map(layout_list.Entry.of, layouts))
     node["metadata"]["annotations"]["mig-manager.io/layouts"] = listed
     five_node_cluster.server.store.create(node)

@@ -11,13 +11,13 @@ from mig_manager import errors, reasons
 from mig_manager.catalogue import hardware
 from mig_manager.core import model, steps
 from mig_manager.core.files import checkpoint
-from mig_manager.core.layout import config, selection
+from mig_manager.core.layout import layout_parser, selection
 from mig_manager.core.planner import planner
 from tests.rigs.node import driver_rules, gpu_values, samples
 from tests.rigs.planner import oracle
 from tests.unit import drawn_gpus
 
-LAYOUTS = config.parse(
+LAYOUTS = layout_parser.parse(
     """
 version: v1
 mig-configs:

@@ -9,7 +9,7 @@ from mig_manager import errors
 from mig_manager.catalogue import hardware
 from mig_manager.core import model
 from mig_manager.core.fleet import cluster_plan, fleet_nodes, listed_layouts, preview
-from mig_manager.core.layout import available_layouts, config, layout_list
+from mig_manager.core.layout import available_layouts, layout_list, layout_parser
 from mig_manager.core.objects import discovery_labels, pod_object, well_known
 from mig_manager.core.records import inventory_codec
 from mig_manager.reasons import Reason
@@ -17,7 +17,7 @@ from tests.rigs import layout_table
 from tests.rigs.node import agents, gpu_values, samples
 
 A100 = hardware.find("A100-SXM4-40GB")
-DOCUMENT = config.parse(agents.LAYOUTS_TEXT, source="test")
+DOCUMENT = layout_parser.parse(agents.LAYOUTS_TEXT, source="test")
 LISTED = layout_table.counts_of("all-balanced")
 MIXED = {"nvidia.com/mig-1g.5gb": 2, "nvidia.com/mig-2g.10gb": 1, "nvidia.com/mig-3g.20gb": 1}
 NodeFit = cluster_plan.NodeFit

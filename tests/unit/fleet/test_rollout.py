@@ -16,7 +16,7 @@ from mig_manager.core.fleet import (
     node_amounts,
     rollout,
 )
-from mig_manager.core.layout import config, layout_list
+from mig_manager.core.layout import layout_list, layout_parser
 from mig_manager.core.objects import well_known
 from mig_manager.core.records import inventory_codec, run_status
 from tests.unit.fleet.rollouts import (
@@ -195,7 +195,7 @@ def recreated_node(name: str) -> fleet_nodes.FleetNode:
     return dataclasses.replace(fleet_node, view=dataclasses.replace(fleet_node.view, uid="new"))
 
 
-DOCUMENT = config.parse(
+DOCUMENT = layout_parser.parse(
     "version: v1\nmig-configs: {new: [{devices: all, mig-enabled: false}]}", source="layouts.yaml"
 )
 HASH = DOCUMENT.layout(LAYOUT).content_hash
@@ -568,7 +568,7 @@ def test_rules_with_uuids_are_compared_with_a_nodes_published_gpus() -> None:
     )
     rule = "{devices: [GPU-aaaaaaaa-1111-2222-3333-444444444444], mig-enabled: false}"
     text = f"version: v1\nmig-configs:\n  {LAYOUT}: [{rule}]"
-    document = config.parse(text, source="a file")
+    document = layout_parser.parse(text, source="a file")
     goal = goals.RolloutGoal(layout=LAYOUT, document=document)
     rolled = rollout.Rollout(goal, goals.RolloutLimits(max_unavailable="2"))
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from mig_manager import errors
 from mig_manager.core import model
-from mig_manager.core.layout import config, gpu_selectors, layout_documents, layouts
+from mig_manager.core.layout import gpu_selectors, layout_documents, layout_parser, layouts
 
 SOURCE = "f.yaml"
 
@@ -36,8 +36,8 @@ mig-configs:
 
 WORDS = st.sampled_from(
     [
-        *config.DOCUMENT_KEYS,
-        *config.KEYS,
+        *layout_parser.DOCUMENT_KEYS,
+        *layout_parser.KEYS,
         *("all", "v1", "x", "", "0", "-1", "1.5", "~", "yes", "0x20B010DE", '"0x20B010DE"'),
         *("1g.5gb", "1g.5gb@4", "1c.3g.20gb@0", "1g.5gb+me", "bogus", "*a", "&a", "<<", "---"),
         *(": ", "- ", ", ", "[", "]", "{", "}", "\n", "\n  ", "\n    ", "#", "'", '"', "!!int "),
@@ -162,7 +162,9 @@ _ANY_VALUES: st.SearchStrategy[object] = st.recursive(
     st.sampled_from(["all", "v1", "*A100*", "1g.5gb", True, False, None, 0, 1, -1, 1.5]),
     lambda inner: (
         st.lists(inner, max_size=3)
-        | st.dictionaries(st.sampled_from([*config.KEYS, "x", "1g.5gb@4"]), inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from([*layout_parser.KEYS, "x", "1g.5gb@4"]), inner, max_size=3
+        )
     ),
     max_leaves=4,
 )
@@ -178,5 +180,5 @@ def rules_as_data(draw: st.DrawFn) -> dict[str, object]:
         "mig-devices": draw(st.dictionaries(PROFILES.map(str), st.integers(1, 9), max_size=2)),
     }
     if draw(st.booleans()):
-        rule[draw(st.sampled_from([*config.KEYS, "x"]))] = draw(_ANY_VALUES)
+        rule[draw(st.sampled_from([*layout_parser.KEYS, "x"]))] = draw(_ANY_VALUES)
     return rule

@@ -2,7 +2,7 @@
 
 from mig_manager.core import model
 from mig_manager.core.files import yaml_text, yaml_tree
-from mig_manager.core.layout import config, layout_documents, layouts
+from mig_manager.core.layout import layout_documents, layout_parser, layouts
 from tests.rigs import contract
 
 DISABLED = model.MigMode.DISABLED
@@ -10,8 +10,8 @@ DISABLED = model.MigMode.DISABLED
 
 def parse(text: str) -> layout_documents.Document:
     """Parse what a lenient reader takes without a warning too."""
-    document = config.parse(text, source="f.yaml")
-    lenient = config.parse(text, source="f.yaml", is_lenient=True)
+    document = layout_parser.parse(text, source="f.yaml")
+    lenient = layout_parser.parse(text, source="f.yaml", is_lenient=True)
     assert lenient == document
     assert lenient.warnings == ()
     contract.check("LayoutFile", yaml_tree.plain(yaml_text.parse(text, source="f.yaml")))

@@ -9,10 +9,10 @@ from mig_manager.catalogue import hardware
 from mig_manager.core import model
 from mig_manager.core.layout import (
     available_layouts,
-    config,
     generator,
     layout_documents,
     layout_list,
+    layout_parser,
 )
 from mig_manager.core.records import run_status
 
@@ -27,7 +27,7 @@ def document(layout_names: set[str]) -> layout_documents.Document:
     rules = "[{devices: all, mig-enabled: true, mig-devices: {1g.5gb: 3}}]"
     lines = [f"  {name}: {rules}" for name in sorted(layout_names)]
     text = "\n".join(["version: v1", *(["mig-configs:", *lines] if lines else [])])
-    return config.parse(text, source=SOURCE)
+    return layout_parser.parse(text, source=SOURCE)
 
 
 @given(own_names=names, is_default=st.booleans())

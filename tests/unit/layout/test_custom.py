@@ -7,7 +7,7 @@ import pytest
 from hypothesis import strategies as st
 
 from mig_manager import errors, reasons
-from mig_manager.core.layout import config, custom_layouts, layout_documents
+from mig_manager.core.layout import custom_layouts, layout_documents, layout_parser
 from mig_manager.core.objects import node_object, well_known
 from mig_manager.kubectl import layout_requests
 from tests.rigs.node import samples
@@ -69,7 +69,7 @@ def test_any_annotation_is_one_layout_or_an_error_that_names_it(text: str) -> No
         assert "annotation mig-manager.io/layout of node n1" in error.message  # noqa: PT017
     else:
         assert layout.name == well_known.CUSTOM_LAYOUT
-        (only,) = config.parse(text, source="s").layouts.values()
+        (only,) = layout_parser.parse(text, source="s").layouts.values()
         assert only.content_hash == layout.content_hash
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from mig_manager import errors, reasons
 from mig_manager.core import model, profile_name
 from mig_manager.core.files import yaml_text
-from mig_manager.core.layout import config, layout_documents, layouts, selection
+from mig_manager.core.layout import layout_documents, layout_parser, layouts, selection
 from tests.rigs.node import samples
 from tests.unit.layout import drawn_documents
 
@@ -149,6 +149,6 @@ def test_an_exported_layout_selects_the_observed_devices(
 ) -> None:
     data = layout_documents.render([layouts.export(gpus, name=label)])
     text = json.dumps(data) if as_json else yaml_text.dump(data)
-    layout = config.parse(text, source="f").layout(label)
+    layout = layout_parser.parse(text, source="f").layout(label)
     expected = {each.uuid: layouts.current(each) for each in gpus if each.is_mig_capable}
     assert selection.select(layout, gpus) == expected

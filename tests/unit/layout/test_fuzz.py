@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from mig_manager import errors
 from mig_manager.core.files import yaml_text, yaml_tree
-from mig_manager.core.layout import config, layout_documents
+from mig_manager.core.layout import layout_documents, layout_parser
 from tests.rigs import contract
 from tests.unit.layout.drawn_documents import (
     SOURCE,
@@ -27,13 +27,13 @@ def check(text: str) -> None:
     """Read a text strictly and leniently; see that it is read, or refused with a place."""
     for is_lenient in (False, True):
         try:
-            read = config.parse(text, source=SOURCE, is_lenient=is_lenient)
+            read = layout_parser.parse(text, source=SOURCE, is_lenient=is_lenient)
         except errors.ConfigError as error:
             assert error.location is not None  # noqa: PT017 - both outcomes are fine
             assert error.location.line >= 1  # noqa: PT017 - as above
             assert error.location.column >= 1  # noqa: PT017 - as above
         else:
-            again = config.parse(written(read), source=SOURCE)
+            again = layout_parser.parse(written(read), source=SOURCE)
             assert again == read
             if not is_lenient:
                 contract.check("LayoutFile", yaml_tree.plain(yaml_text.parse(text, source=SOURCE)))
@@ -60,7 +60,7 @@ TEXTS = {
 
 
 def test_the_document_that_is_mutated_is_well_formed() -> None:
-    read = config.parse(WELL_FORMED, source=SOURCE)
+    read = layout_parser.parse(WELL_FORMED, source=SOURCE)
     assert list(read.layouts) == ["all-disabled", "balanced", "again", "third"]
     check(WELL_FORMED)
 
@@ -78,9 +78,11 @@ def test_any_text_is_a_document_or_an_error_with_a_location(
 
 @hypothesis.given(documents())
 def test_a_document_that_is_written_reads_as_it_was(read: layout_documents.Document) -> None:
-    assert config.parse(written(read), source=SOURCE) == read
+    assert layout_parser.parse(written(read), source=SOURCE) == read
     assert (
-        config.parse(json.dumps(layout_documents.render(read.layouts.values())), source=SOURCE)
+        layout_parser.parse(
+            json.dumps(layout_documents.render(read.layouts.values())), source=SOURCE
+        )
         == read
     )
     if read.layouts:
@@ -117,7 +119,7 @@ def parse_within_schema(rule: dict[str, object]) -> bool:
     """Parse a layout of one rule; return whether it is valid, and check the schema if it is."""
     data = {"version": "v1", "mig-configs": {"x": [{"mig-enabled": False, "devices": 0, **rule}]}}
     try:
-        config.parse(json.dumps(data), source=SOURCE)
+        layout_parser.parse(json.dumps(data), source=SOURCE)
     except errors.ConfigError:
         return False
     contract.check("LayoutFile", data)

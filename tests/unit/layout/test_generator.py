@@ -12,7 +12,13 @@ from mig_manager import errors, reasons
 from mig_manager.catalogue import hardware
 from mig_manager.core import model, profile_name
 from mig_manager.core.files import yaml_text
-from mig_manager.core.layout import config, generator, gpu_selectors, layout_documents, selection
+from mig_manager.core.layout import (
+    generator,
+    gpu_selectors,
+    layout_documents,
+    layout_parser,
+    selection,
+)
 from mig_manager.core.planner import planner
 from tests.unit import bruteforce
 
@@ -237,7 +243,7 @@ def test_a_document_for_every_product_at_once_can_still_be_read() -> None:
     every = hardware.kinds(hardware.product_names(), warn=lambda _: None)
     text = yaml_text.dump(rendered_document(every, has_all_maximal=True))
 
-    assert len(config.parse(text, source="generated").layouts) > 500
+    assert len(layout_parser.parse(text, source="generated").layouts) > 500
 
 
 def test_gpu_kinds_differ_by_pci_id_and_must_list_profiles() -> None:
@@ -259,7 +265,7 @@ def test_generated_layouts_equal_their_parsed_document() -> None:
     for names in nodes:
         document = yaml_text.dump(rendered_document(kinds(*names)))
 
-        expected = config.parse(document, source="generated").layouts
+        expected = layout_parser.parse(document, source="generated").layouts
         made = generator.layouts_of(kinds(*names))
 
         assert list(made) == list(expected)

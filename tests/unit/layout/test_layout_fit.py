@@ -3,11 +3,13 @@
 import dataclasses
 
 from mig_manager.catalogue import hardware
-from mig_manager.core.layout import config, layout_fit
+from mig_manager.core.layout import layout_fit, layout_parser
 from tests.rigs import layout_table
 
 A100 = hardware.template(hardware.find("A100-SXM4-40GB"))
-LAYOUT = config.parse(layout_table.document(["all-balanced"]), source="f").layout("all-balanced")
+LAYOUT = layout_parser.parse(layout_table.document(["all-balanced"]), source="f").layout(
+    "all-balanced"
+)
 
 
 def test_products_that_share_a_name_are_reported_apart() -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from mig_manager import errors, reasons
 from mig_manager.core import model
 from mig_manager.core.files import yaml_text
-from mig_manager.core.layout import config, layout_documents, layouts, selection
+from mig_manager.core.layout import layout_documents, layout_parser, layouts, selection
 from mig_manager.core.planner import planner
 from tests.rigs.node import driver_rules, samples
 from tests.rigs.planner import oracle
@@ -117,7 +117,7 @@ def test_impossible_placements_are_refused_with_the_reason(
 
 def test_a_pin_is_parsed_in_any_spelling() -> None:
     one, other, moved = (
-        config.parse(of_mig_devices(f"{{{devices}}}"), source="f").layout("x")
+        layout_parser.parse(of_mig_devices(f"{{{devices}}}"), source="f").layout("x")
         for devices in (
             '"1c.1g.5gb@04": 1, 2c.3g.20gb@0: 1, 1g.5gb@2: 0, 1g.5gb: 2',
             '"1g.5gb": 2, "2c.3g.20gb@0": 1, "1g.5gb@4": 1',
@@ -145,12 +145,12 @@ def test_a_pin_is_parsed_in_any_spelling() -> None:
 )
 def test_an_invalid_pin_is_refused_with_its_location(devices: str, complaint: str) -> None:
     with pytest.raises(errors.ConfigError) as caught:
-        config.parse(of_mig_devices(devices), source="f")
+        layout_parser.parse(of_mig_devices(devices), source="f")
     assert complaint in caught.value.message
 
 
 def test_pins_are_not_part_of_mig_parteds_format() -> None:
-    read = config.parse(of_mig_devices("{1g.5gb@4: 1}"), source="f")
+    read = layout_parser.parse(of_mig_devices("{1g.5gb@4: 1}"), source="f")
     assert str(read.extensions[0]).startswith("f:4:53: '1g.5gb@4' has a placement")
 
 
@@ -164,7 +164,7 @@ def test_an_export_with_placements_restores_every_instance(
     text = yaml_text.dump(
         layout_documents.render([layouts.export([before], name="x", has_placements=True)])
     )
-    desired = selection.select(config.parse(text, source="f").layout("x"), [now])
+    desired = selection.select(layout_parser.parse(text, source="f").layout("x"), [now])
     plan = planner.plan([now], desired)
     reached = driver_rules.execute(now, plan.steps)
     assert planner.plan([reached], desired).is_empty

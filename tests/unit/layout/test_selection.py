@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from mig_manager import errors, reasons
 from mig_manager.core import model
-from mig_manager.core.layout import config, gpu_selectors, layout_documents, selection
+from mig_manager.core.layout import gpu_selectors, layout_documents, layout_parser, selection
 from tests.rigs.node import samples
 from tests.rigs.node.samples import desired_gpu
 from tests.unit.layout.rules import layout_of
@@ -172,7 +172,7 @@ def test_a_layout_that_matches_no_gpu_or_cannot_be_enabled_is_an_error(
 
 def document(rule: str, *, is_lenient: bool = False) -> layout_documents.Document:
     text = f"version: v1\nmig-configs:\n  x:\n  - {{{rule}, {EMPTY}}}\n"
-    return config.parse(text, source="f", is_lenient=is_lenient)
+    return layout_parser.parse(text, source="f", is_lenient=is_lenient)
 
 
 @pytest.mark.parametrize(

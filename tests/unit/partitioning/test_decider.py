@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from mig_manager.core import model
-from mig_manager.core.layout import config, layout_documents
+from mig_manager.core.layout import layout_documents, layout_parser
 from mig_manager.core.objects import well_known
 from mig_manager.core.partitioning import demand
 from mig_manager.core.partitioning.batch import assumed_pods, batches, feasible_nodes
@@ -645,7 +645,7 @@ def test_change_names_the_unchanged_gpus_too() -> None:
 def test_the_layout_is_one_document_that_names_gpus_by_uuid() -> None:
     gpus = partitions.gpus("a", EMPTY, EMPTY)
     change = only(decide([node("a", EMPTY, EMPTY)], [pod("p", "2x7g.40gb")]))
-    document = config.parse(change.layout, source="annotation")
+    document = layout_parser.parse(change.layout, source="annotation")
     assert list(document.layouts) == ["on-demand"]
     assert not document.warnings
     assert layout_documents.render(document.layouts.values()) == json.loads(change.layout)

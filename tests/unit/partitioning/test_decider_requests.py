@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from mig_manager.core import model
-from mig_manager.core.layout import config, custom_layouts
+from mig_manager.core.layout import custom_layouts, layout_parser
 from mig_manager.core.objects import well_known
 from mig_manager.core.partitioning.decision import decisions, situations, waiting
 from mig_manager.core.records import inventory_codec, run_status
@@ -26,7 +26,7 @@ LATER = NOW + dt.timedelta(seconds=400)
 
 def requested_node(name: str, change: decisions.NodeChange, **failed: str) -> dict[str, Any]:
     """Return a node after a request, whose agent has not reported, or has failed it so."""
-    (layout,) = config.parse(change.layout, source="x").layouts.values()
+    (layout,) = layout_parser.parse(change.layout, source="x").layouts.values()
     custom = custom_layouts.CustomRequest(node_name=name, text=change.layout)
     text = api_objects.a_status(
         "custom",

@@ -9,7 +9,7 @@ import pytest
 from mig_manager import errors, reasons
 from mig_manager.core import model
 from mig_manager.core.files import yaml_text, yaml_tree
-from mig_manager.core.layout import config, gpu_selectors, layouts
+from mig_manager.core.layout import gpu_selectors, layout_parser, layouts
 from tests.rigs import contract
 from tests.rigs.node import samples
 from tests.rigs.node.samples import desired_gpu
@@ -106,7 +106,7 @@ REFUSED = [
 
 def test_a_tab_as_indentation_is_named() -> None:
     with pytest.raises(errors.ConfigError, match=r"f:3:1: .*; indent with spaces, not with a tab"):
-        config.parse("version: v1\nmig-configs:\n\tx: []", source="f")
+        layout_parser.parse("version: v1\nmig-configs:\n\tx: []", source="f")
 
 
 @pytest.mark.parametrize("is_lenient", [False, True], ids=["strict", "lenient"])
@@ -115,7 +115,7 @@ def test_a_document_that_mig_parted_refuses_is_refused(
     complaint: str, text: str, *, is_lenient: bool
 ) -> None:
     with pytest.raises(errors.ConfigError) as caught:
-        config.parse(text, source="f", is_lenient=is_lenient)
+        layout_parser.parse(text, source="f", is_lenient=is_lenient)
     assert complaint in caught.value.message
     assert caught.value.location is not None
     assert caught.value.reason is reasons.Reason.INVALID_CONFIG
@@ -180,7 +180,7 @@ def test_error_that_mig_parted_ignores_is_a_warning_only_if_lenient(
 ) -> None:
     with pytest.raises(errors.ConfigError) as caught:
         parse(text)
-    (warning,) = config.parse(text, source="f", is_lenient=True).warnings
+    (warning,) = layout_parser.parse(text, source="f", is_lenient=True).warnings
     assert str(warning).startswith(f"{place}: ")
     assert warning.message.endswith(")")
     # What follows a document need not be YAML, which only the strict reader sees.
@@ -210,7 +210,7 @@ def test_the_schema_for_editors_refuses_the_same_as_the_parser(text: str) -> Non
 
 
 def lenient_rule(text: str) -> layouts.Rule:
-    return config.parse(text, source="f", is_lenient=True).layout("x").rules[0]
+    return layout_parser.parse(text, source="f", is_lenient=True).layout("x").rules[0]
 
 
 @pytest.mark.parametrize(
@@ -238,7 +238,7 @@ def test_lenient_duplicate_profile_has_its_last_count() -> None:
 
 def test_warnings_are_in_the_order_of_the_file() -> None:
     text = at("[-1, ~]").replace("devices: [", "devices: all, devices: [")
-    warnings = config.parse(text, source="f", is_lenient=True).warnings
+    warnings = layout_parser.parse(text, source="f", is_lenient=True).warnings
     assert [each.location.column for each in warnings] == [20, 30, 34]
 
 
