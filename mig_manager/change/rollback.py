@@ -17,7 +17,7 @@ from mig_manager.core.planner import planner
 _log = structlog.get_logger()
 
 _PAUSES_S = (1.0, 2.0)
-"""The pause before the second and third attempt, however long the previous one took: the driver
+"""The pause before the second and third try, however long the previous one took: the driver
 may need time to recover."""
 
 

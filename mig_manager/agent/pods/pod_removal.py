@@ -21,7 +21,7 @@ _log = structlog.get_logger()
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class PodResult:
-    """The last attempt to evict or delete a pod."""
+    """The last try to evict or delete a pod."""
 
     is_done: bool = False  # whether the pod was evicted, deleted, or gone
     not_before_s: float = 0.0  # when the pod may be tried again

@@ -27,38 +27,38 @@ _OF_KUBERNETES = "node.kubernetes.io/"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class RepairAttempts:
-    """The attempts to repair one GPU."""
+class GpuRepairs:
+    """The repairs of one GPU."""
 
     gpu: str  # its UUID
-    attempts: int
-    next_s: float  # Unix time before which no other attempt begins
-    is_open: bool = False  # whether an attempt is under way
-    problem: str = ""  # why the last counted attempt failed; empty: it did not
+    count: int
+    next_s: float  # Unix time before which no other begins
+    is_open: bool = False  # whether one is under way
+    problem: str = ""  # why the last counted one failed; empty: it did not
 
     def to_data(self) -> dict[str, Any]:
         """Return plain data for JSON."""
         return {
             "gpu": self.gpu,
-            "attempts": self.attempts,
+            "attempts": self.count,
             "next": int(self.next_s),
             "open": self.is_open,
             "problem": self.problem,
         }
 
     @staticmethod
-    def from_data(data: Mapping[str, Any]) -> "RepairAttempts":
+    def from_data(data: Mapping[str, Any]) -> "GpuRepairs":
         """Parse plain data; see ``json_text.decoding`` for its exceptions."""
-        return RepairAttempts(
+        return GpuRepairs(
             gpu=json_text.string(data, "gpu"),
-            attempts=int(data["attempts"]),
+            count=int(data["attempts"]),
             next_s=float(int(data["next"])),
             is_open=data["open"] is True,
             problem=json_text.string(data, "problem"),
         )
 
 
-Repairs = tuple[RepairAttempts, ...]
+Repairs = tuple[GpuRepairs, ...]
 
 
 def open_gpus(repairs: Repairs) -> frozenset[str]:
@@ -67,21 +67,19 @@ def open_gpus(repairs: Repairs) -> frozenset[str]:
 
 
 def begin(repairs: Repairs, uuids: Iterable[str], now_s: float) -> Repairs:
-    """Begin an attempt for each of some GPUs; forget attempts that are long past."""
+    """Begin the repair of GPUs; forget repairs that are long past."""
     by_gpu = {each.gpu: each for each in repairs if now_s - each.next_s < _FORGET_AFTER_S}
     for uuid in uuids:
-        last = by_gpu.get(uuid) or RepairAttempts(gpu=uuid, attempts=0, next_s=now_s)
-        next_s = now_s + _PAUSES.delay_s(last.attempts)
-        by_gpu[uuid] = dataclasses.replace(
-            last, attempts=last.attempts + 1, next_s=next_s, is_open=True
-        )
+        last = by_gpu.get(uuid) or GpuRepairs(gpu=uuid, count=0, next_s=now_s)
+        next_s = now_s + _PAUSES.delay_s(last.count)
+        by_gpu[uuid] = dataclasses.replace(last, count=last.count + 1, next_s=next_s, is_open=True)
     return tuple(by_gpu.values())
 
 
 def postpone(repairs: Repairs, now_s: float) -> Repairs:
-    """End the attempts under way uncounted: they have not failed, and others may begin at once."""
+    """End the repairs under way uncounted: they have not failed, and others may begin at once."""
     return tuple(
-        dataclasses.replace(each, is_open=False, attempts=each.attempts - 1, next_s=now_s)
+        dataclasses.replace(each, is_open=False, count=each.count - 1, next_s=now_s)
         if each.is_open
         else each
         for each in repairs
@@ -89,7 +87,7 @@ def postpone(repairs: Repairs, now_s: float) -> Repairs:
 
 
 def end(repairs: Repairs, problem: Callable[[str], str] = lambda _uuid: "") -> Repairs:
-    """End the attempts under way; ``problem`` returns why a GPU's repair failed."""
+    """End the repairs under way; ``problem`` returns why a GPU's repair failed."""
     return tuple(
         dataclasses.replace(each, is_open=False, problem=problem(each.gpu))
         if each.is_open
@@ -113,7 +111,7 @@ def why_impossible(gpu: model.Gpu) -> str:
 
 
 def why_paused(gpu: model.Gpu, repairs: Repairs, clock: timing.Clock) -> str:
-    """Return why no attempt may begin yet; empty if one may.
+    """Return why no repair may begin yet; empty if one may.
 
     A time further away than the longest pause is from a clock that was wrong, and counts as past.
     """
@@ -123,7 +121,7 @@ def why_paused(gpu: model.Gpu, repairs: Repairs, clock: timing.Clock) -> str:
         return ""
     until = clock.now_iso(after_s=last.next_s - now_s)
     result = f"failed: {last.problem}" if last.problem else "has ended"
-    return f"repair {last.attempts} {result}; another begins at {until} at the earliest"
+    return f"repair {last.count} {result}; another begins at {until} at the earliest"
 
 
 def why_cordoned(view: node_object.NodeView) -> str:

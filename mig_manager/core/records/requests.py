@@ -261,7 +261,7 @@ class RequestRecord:
                 if applied is None
                 else applied_gpus.GpuFingerprints.from_data(applied),
                 failed_changes=change_failures.FailedChanges.from_data(failed) if failed else None,
-                repairs=tuple(map(gpu_repair.RepairAttempts.from_data, data.get("repairs", ()))),
+                repairs=tuple(map(gpu_repair.GpuRepairs.from_data, data.get("repairs", ()))),
             )
 
 

@@ -45,7 +45,7 @@ REQUEST = requests.RequestRecord(
         boot_id="boot-1", gpus={"GPU-1": "f"}, names={"GPU-1": "GPU 0 (A100, GPU-1)"}
     ),
 )
-REPAIR = gpu_repair.RepairAttempts(gpu="GPU-1", attempts=1, next_s=0).to_data()
+REPAIR = gpu_repair.GpuRepairs(gpu="GPU-1", count=1, next_s=0).to_data()
 FAILED = change_failures.FailedChanges(
     content_hash="x", boot_id="b1", reason=reasons.Reason.HOOK_FAILED, problem="it failed"
 )
