@@ -195,7 +195,7 @@ def _losses_and_claims(
 
     Only the node's kubelet knows which pod uses which device.
     """
-    requesting = [pod for pod in pods if not clients.is_device_plugin(pod)]
+    requesting = [pod for pod in pods if not clients.is_plugin_or_monitor(pod)]
     losses = resources.losses(
         planned.plan,
         planned.gpus,

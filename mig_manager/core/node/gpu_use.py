@@ -83,9 +83,8 @@ class Usage:
             for pod in (*self.pods, *map(_unlisted_pod, unlisted))
             if not (
                 pod.is_finished
-                or clients.is_device_plugin(pod)
+                or clients.is_plugin_or_monitor(pod)
                 or any(client.matches(pod) for client in self.extra_clients)
-                or clients.gated_by((pod,), clients.MONITORS)
             )
         )
 

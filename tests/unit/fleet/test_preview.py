@@ -61,6 +61,13 @@ PLUGIN_POD = pod(
     owner_kind="DaemonSet",
     mounts_plugin_sockets=True,
 )
+MONITOR_POD = pod(
+    "dcgm",
+    "other",
+    node_selector={well_known.DEPLOY_LABEL_PREFIX + "dcgm-dra": "true"},
+    owner_kind="DaemonSet",
+    has_claims=True,
+)
 
 
 @pytest.mark.parametrize(
@@ -82,11 +89,11 @@ PLUGIN_POD = pod(
         pytest.param(
             BALANCED,
             "one-slice-changed",
-            [pod("claims", "other", has_claims=True), PLUGIN_POD],
+            [pod("claims", "other", has_claims=True), PLUGIN_POD, MONITOR_POD],
             (7, 1, 2),
             (),
             ("default/claims",),
-            id="a pod with a claim, and the device plugin",
+            id="a pod with a claim, the device plugin, and a monitor",
         ),
     ],
 )

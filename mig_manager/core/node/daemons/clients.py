@@ -24,7 +24,7 @@ _ENUMERATE_AT_START = (
 )
 """Operands of the GPU operator that list the instances only when they start."""
 
-MONITORS = frozenset(
+_MONITORS = frozenset(
     well_known.DEPLOY_LABEL_PREFIX + operand
     for operand in ("dcgm-dra", "dcgm-exporter-dra", "dra-validator")
 )
@@ -54,6 +54,14 @@ def is_device_plugin(pod: pod_object.Pod) -> bool:
         or not _PLUGIN_CONTAINERS.isdisjoint(pod.container_names)
     )
     return has_known_name and pod.owner_kind == "DaemonSet" and pod.mounts_plugin_sockets
+
+
+def is_plugin_or_monitor(pod: pod_object.Pod) -> bool:
+    """Return whether a pod is the device plugin, or a monitor with a claim for every GPU.
+
+    The agent pauses or ignores them, and never evicts one.
+    """
+    return is_device_plugin(pod) or bool(gated_by((pod,), _MONITORS))
 
 
 def is_feature_discovery(pod: pod_object.Pod) -> bool:
