@@ -32,6 +32,7 @@ class FleetNode:
     view: node_object.NodeView
     is_ready: bool
     version: str = ""  # ``resourceVersion``
+    boot_id: str = ""  # of the machine, as kubelet last reported it; empty: unknown
     status: run_status.PublishedStatus | None = None  # None: missing or invalid
     status_error: str = ""  # why the status is invalid; empty if it is valid or missing
     gpu_problem: str = ""  # what the agent's conditions say about GPUs that it cannot observe
@@ -199,6 +200,7 @@ def parse(item: Mapping[str, Any]) -> FleetNode:
         is_ready = api_values.is_ready(item.get("status") or {})
         gpu_problem = _gpu_problem(item.get("status") or {})
         metadata = item["metadata"]
+        boot_id = str(((item.get("status") or {}).get("nodeInfo") or {}).get("bootID") or "")
         requested_by, requested_at = _writer(metadata)
     published, status_error = None, ""
     text = view.annotations.get(well_known.STATUS_ANNOTATION)
@@ -210,6 +212,7 @@ def parse(item: Mapping[str, Any]) -> FleetNode:
         view=view,
         is_ready=is_ready,
         version=str(metadata.get("resourceVersion") or ""),
+        boot_id=boot_id,
         status=published,
         status_error=status_error,
         gpu_problem=gpu_problem,

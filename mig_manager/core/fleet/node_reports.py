@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from mig_manager.core import model, timestamps
 from mig_manager.core.fleet import fleet_nodes
 from mig_manager.core.objects import well_known
-from mig_manager.core.records import gpu_recovery, run_status
+from mig_manager.core.records import gpu_recovery, requests, run_status
 
 _MAX_RUN = dt.timedelta(hours=1)
 """Drain, change and verification have deadlines that end well before."""
@@ -72,6 +72,11 @@ def of(node: fleet_nodes.FleetNode, now: dt.datetime) -> NodeReport:
         notes.append(
             f"another program set label {well_known.STATE_LABEL} to {node.state}: this may be old"
         )
+    if state is NodeState.SUCCESS and _has_rebooted(node):
+        notes.append(
+            "the node has rebooted since its layout was verified, which no instance survives: "
+            "check that the agent runs"
+        )
     gpus, why = fleet_nodes.published_gpus(node)
     if why and (node.gpus_text or node.has_gpus):
         notes.append(why)
@@ -92,6 +97,17 @@ def _state(node: fleet_nodes.FleetNode, now: dt.datetime) -> NodeState:
     if not node.is_reported:
         return NodeState.WAITING
     return _state_of_run(published, now)
+
+
+def _has_rebooted(node: fleet_nodes.FleetNode) -> bool:
+    """Return whether a layout was verified in an earlier boot; no if that is unknown."""
+    try:
+        text = node.view.annotations.get(well_known.REQUEST_ANNOTATION, "")
+        applied = requests.RequestRecord.from_json(text).applied_fingerprints
+    except ValueError:
+        return False
+    boots = {node.boot_id, applied.boot_id} if applied else set[str]()
+    return len(boots - {""}) > 1
 
 
 def _state_of_run(published: run_status.PublishedStatus, now: dt.datetime) -> NodeState:

@@ -13,7 +13,14 @@ from mig_manager.agent import outcomes
 from mig_manager.core import messages, model
 from mig_manager.core.fleet import fleet_nodes, node_reports
 from mig_manager.core.objects import well_known
-from mig_manager.core.records import gpu_recovery, inventory_codec, readiness, run_status
+from mig_manager.core.records import (
+    applied_gpus,
+    gpu_recovery,
+    inventory_codec,
+    readiness,
+    requests,
+    run_status,
+)
 from tests.rigs.node import samples
 
 NOW = dt.datetime(2026, 3, 1, 12, 0, 0, tzinfo=dt.UTC)
@@ -59,7 +66,7 @@ def status(**members: object) -> str:
     )
 
 
-def report(
+def report(  # noqa: PLR0913 - each is named where it is called
     published: str | None,
     *,
     requested_layout: str | None = "wide",
@@ -67,16 +74,23 @@ def report(
     labels: Mapping[str, str] | None = None,
     gpus: str | None = GPUS,
     condition: Mapping[str, str] | None = READY,
+    verified_in: str = "boot-1",
 ) -> node_reports.NodeReport:
     requested = {well_known.CONFIG_LABEL: requested_layout} if requested_layout is not None else {}
-    annotations = {well_known.STATUS_ANNOTATION: published, well_known.GPUS_ANNOTATION: gpus}
+    fingerprints = applied_gpus.GpuFingerprints(boot_id=verified_in, gpus={})
+    record = requests.RequestRecord(layout="wide", applied_fingerprints=fingerprints)
+    annotations = {
+        well_known.STATUS_ANNOTATION: published,
+        well_known.GPUS_ANNOTATION: gpus,
+        well_known.REQUEST_ANNOTATION: record.to_json(),
+    }
     item = {
         "metadata": {
             "name": "n1",
             "labels": requested | {well_known.APPLIED_LABEL: applied} | dict(labels or {}),
             "annotations": {key: text for key, text in annotations.items() if text is not None},
         },
-        "status": {"conditions": [condition]},
+        "status": {"conditions": [condition], "nodeInfo": {"bootID": "boot-1"}},
     }
     return node_reports.of(fleet_nodes.parse(item), NOW)
 
@@ -133,6 +147,7 @@ def test_a_malformed_status_is_reported_even_without_a_request() -> None:
     [
         (report(status(), condition=READY | {"status": "False"}), "not ready"),
         (report(status(), applied="other"), "is other"),
+        (report(status(), verified_in="boot-0"), "has rebooted since"),
         (report(status(), gpus=None), "no agent shows"),
         (report(status(), gpus=None, condition=LOST), "No GPU can be observed: GPU 0 is lost."),
         (report(status(), gpus=None, condition=UNKNOWN), "no GPU can be observed: no driver."),
