@@ -28,7 +28,7 @@ ROOT = pathlib.Path(__file__).parents[2]
 SUITE = tuple(
     str((ROOT / "tests" / name).resolve(strict=True).relative_to(ROOT.resolve()))
     for name in (
-        "unit/layout/test_config.py",
+        "unit/layout/test_layout_parser.py",
         "change/test_applying.py",
         "shell/test_plan_text.py",
         "adapters/nvml/test_worker.py",
