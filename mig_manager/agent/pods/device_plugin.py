@@ -124,10 +124,11 @@ class DevicePlugin(device_advertiser.Advertiser):
             # The new config may set another strategy.
             return ""
         strategy = strategies.of_plugin(pods, labels)
-        why = strategies.refusal(layouts, strategy, labels)
-        if strategy is None or not why:
-            return ""
-        return f"the device plugin has MIG strategy {strategy.value} and would not start: {why}"
+        if strategy and (why := strategies.refusal(layouts, strategy, labels)):
+            return (
+                f"the device plugin has MIG strategy {strategy.value} and would not start: {why}"
+            )
+        return ""
 
     def why_not_starting(self, gpus: model.ObservedGpus) -> str:
         layouts = strategies.gpu_layouts(gpus, {})

@@ -95,8 +95,7 @@ def _fit(
     labels = node.view.labels
     strategy = node.strategy if strategies.from_labels(labels) else None
     results = strategies.gpu_layouts(planned.gpus, planned.desired)
-    why = strategies.refusal(results, strategy, labels)
-    if strategy and why:
+    if strategy and (why := strategies.refusal(results, strategy, labels)):
         # The node does not show whether its agent sets another plugin config for the layout.
         message = (
             f"the device plugin has MIG strategy {strategy.value} and would not start, "

@@ -77,16 +77,12 @@ def refusals(gpus: Sequence[GpuLayout]) -> Mapping[Strategy, str]:
     return {strategy: why for strategy, why in why_not.items() if why}
 
 
-def refusal(
-    gpus: Sequence[GpuLayout], strategy: Strategy | None, labels: Mapping[str, str]
-) -> str:
-    """Return why a node's plugin exits over a layout; empty if it does not, or that is unknown.
+def refusal(gpus: Sequence[GpuLayout], strategy: Strategy, labels: Mapping[str, str]) -> str:
+    """Return why a node's plugin exits over a layout; empty if it does not.
 
     ``labels`` are the node's. A plugin that shares whole GPUs by MPS exits over any MIG device
     (k8s-device-plugin v0.20, ``internal/plugin/mps.go``).
     """
-    if strategy is None:
-        return ""
     has_mps = labels.get(discovery_labels.MPS_CAPABLE) == "true"
     if has_mps and strategy is Strategy.SINGLE and any(gpu.is_enabled for gpu in gpus):
         return f"MPS cannot share MIG devices (label {discovery_labels.MPS_CAPABLE}=true)"
