@@ -7,7 +7,7 @@ import pytest
 from mig_manager import errors, reasons
 from mig_manager.change import applying, node_lock
 from mig_manager.core import steps, timing
-from tests.rigs.node import call_errors, fakes, nodes
+from tests.rigs.node import call_errors, fakes, gpu_values, nodes
 from tests.rigs.node.local_rig import LocalRig
 
 
@@ -49,6 +49,15 @@ def test_apply_changes_only_what_differs(rig: LocalRig) -> None:
     rig.driver.executed_steps.clear()
     assert not rig.change_to("requested").is_changed
     assert rig.driver.executed_steps == []
+
+
+def test_a_change_that_destroys_nothing_needs_no_kubelet(rig: LocalRig) -> None:
+    rig.gpus = gpu_values.without_instances(rig.gpus, 0, 1)
+    rig.failures.add("allocations.assigned_devices", errors.KubeletError("no answer"))
+
+    rig.change_to("requested")
+
+    assert rig.has("requested")
 
 
 def apply_with_retries(rig: LocalRig) -> None:

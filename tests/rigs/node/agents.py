@@ -120,6 +120,7 @@ class AgentInMemory(reconcile.Reconciler):
         custom: custom_layouts.CustomRequest | None = None,
     ) -> None:
         super().recover(_as_request(request, custom))
+        assert self.is_current, "its readiness probe would fail"
 
     def run(
         self,
