@@ -191,7 +191,7 @@ def _profiles(
     device: gpu_device.Device, mode: model.MigMode
 ) -> tuple[model.GpuInstanceProfile, ...] | None:
     """Return the profiles with placements; None if driver or missing privilege withholds them."""
-    if mode is model.MigMode.DISABLED and not device.profiles():
+    if not device.profiles():
         return None
     try:
         return tuple(
