@@ -143,6 +143,7 @@ def test_a_file_of_more_than_a_mebibyte_or_not_utf_8_is_refused(tmp_path: pathli
     path.write_bytes(b"#" * (files.MAX_BYTES + 1))
     with pytest.raises(errors.ConfigError, match="larger than"):
         files.SourceFile(path).read()
+    assert len(files.SourceFile(path, max_bytes=2 * files.MAX_BYTES).read()) > files.MAX_BYTES
     path.write_bytes(b"abc\xff")
     with pytest.raises(errors.ConfigError, match=r"not UTF-8: .* at byte 3") as raised:
         files.SourceFile(path).read()
