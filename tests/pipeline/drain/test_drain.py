@@ -205,6 +205,19 @@ def test_force_deletes_and_announces_nothing_while_kubelet_is_silent(rig: NodeRi
     assert "workloads.delete" not in rig.log
 
 
+def test_a_change_that_may_affect_no_pod_evicts_none_that_gets_a_device() -> None:
+    rig = empty()
+    gpu_pod(rig, "train")
+    draining = new_drain(rig)
+    rights = drain_scope.Refuse(Reason.IN_USE, "in use by {}".format)
+    refusing = dataclasses.replace(draining.scope, rights=rights)
+
+    with pytest.raises(errors.MigManagerError, match="in use by default/train"):
+        dataclasses.replace(draining, scope=refusing).run()
+
+    assert "workloads.evict" not in rig.log
+
+
 def test_force_deletes_no_pod_of_a_change_that_may_affect_none() -> None:
     rig = empty()
     uid = rig.pods.add("starting", phase="Pending", gpu_resources={"nvidia.com/gpu": 1})
