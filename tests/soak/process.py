@@ -76,6 +76,8 @@ class Process:
             overrides=main.Overrides(inbox=self.inbox, watches_files=False),
             telemetry=self.inbox,
             pod_watch=fakes.FakePodWatch(),
+            # No pod of the soak has a claim, but a run asks whether a DRA driver is awaited.
+            slices=fake_cluster.FakeSlices(rig),
             clock=rig.clock,
             lock=fakes.FakeLock(),
             verified_layout_file=rig.verified_layout_file,
