@@ -144,7 +144,7 @@ class Attempt(node_context.NodeContext):
                 if not (problem := find(pods)) or is_late:
                     return problem, pods
 
-    def transaction(
+    def new_transaction(
         self,
         idle_wait: timing.Wait | None = None,
         require_unused: plan_executor.RequireUnused | None = None,

@@ -169,11 +169,12 @@ def _lacks_only_modes(plan: steps.Plan, now: model.ObservedGpus) -> bool:
     """
     gpus = {gpu.uuid: gpu for gpu in now}
     return all(
-        each.gpu_uuid in gpus and _lacks_only_mode(each, gpus[each.gpu_uuid]) for each in plan.gpus
+        each.gpu_uuid in gpus and _is_gpu_done_or_pending(each, gpus[each.gpu_uuid])
+        for each in plan.gpus
     )
 
 
-def _lacks_only_mode(plan: steps.GpuPlan, gpu: model.Gpu) -> bool:
+def _is_gpu_done_or_pending(plan: steps.GpuPlan, gpu: model.Gpu) -> bool:
     if modes := plan.of(steps.SetMode):
         return all(gpu.pending_mode is step.mode for step in modes)
     return _geometry(gpu.gpu_instances) == _geometry(plan.instances)

@@ -62,12 +62,12 @@ def drain_pods(
     while True:
         can_replan = new_plans < _MAX_NEW_PLANS
         pod_drain = pod_drain.for_plan(latest.scope, latest.usage, can_replan=can_replan)
-        end = pod_drain.run(deadline)
-        if not end.needs_plan:
-            return dataclasses.replace(latest, usage=end.usage), pod_drain
+        state = pod_drain.run(deadline)
+        if not state.needs_plan:
+            return dataclasses.replace(latest, usage=state.usage), pod_drain
         change, latest = latest, change_checks.replan(attempt, latest)
         _publish_others(attempt, change, latest)
-        deadline, new_plans = end.deadline, new_plans + 1
+        deadline, new_plans = state.deadline, new_plans + 1
 
 
 def pause_clients(

@@ -40,7 +40,7 @@ def execute(
         Rebooting: The machine goes down.
         Superseded: Another layout is requested, or the agent stops; the GPUs are as before.
     """
-    gpu_change = attempt.transaction(
+    gpu_change = attempt.new_transaction(
         change_checks.idle_wait(attempt),
         functools.partial(device_usage.require_unallocated, attempt.deps),
     )

@@ -93,7 +93,7 @@ def undo_interrupted(attempt: attempts.Attempt) -> None:
         result = undo(attempt)
         if before.gpus.has_stale_files:
             try:
-                attempt.transaction().refresh()
+                attempt.new_transaction().refresh()
             except errors.HostError as error:
                 result = messages.join(result, error.message)
     attempt.recorder.abandon()

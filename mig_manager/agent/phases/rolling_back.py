@@ -74,7 +74,7 @@ def roll_back(attempt: attempts.Attempt) -> str:
         # Instances that others create from now on must not count as the change's.
         snapshots = planner.trim(now, snapshots)
         attempt.recorder.set_journal(gpus=attempt.journal.gpus.with_snapshots(snapshots))
-        change = attempt.transaction(
+        change = attempt.new_transaction(
             require_unused=functools.partial(device_usage.require_unallocated, attempt.deps)
         )
         plan = planner.restore(now, snapshots)

@@ -66,7 +66,7 @@ def verify_unchanged(
     if unverified or not interrupted.has_only_gpu_entries:
         return _finish_interrupted(attempt, gpus, snapshots)
     if is_stale:
-        attempt.transaction().refresh()
+        attempt.new_transaction().refresh()
     present = attempt.node_labels.get(well_known.PLUGIN_CONFIG_LABEL)
     if attempt.plugin_config not in (None, present):
         _set_plugin_config(attempt, gpus, unrestored)
@@ -82,7 +82,7 @@ def _finish_interrupted(
 ) -> outcomes.Outcome:
     """Finish a run whose change is done but not verified, or which paused clients before it."""
     paused = paused_clients.remove_phantoms_as_if_paused(attempt, gpus, changed)
-    attempt.transaction().refresh()
+    attempt.new_transaction().refresh()
     return resume_and_verify(attempt, paused, gpus)
 
 

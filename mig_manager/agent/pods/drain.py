@@ -50,7 +50,7 @@ class Drain:
 
     attempt: attempts.Attempt
     scope: drain_scope.DrainScope  # of the plan
-    before: gpu_use.Usage  # the use of the devices for which the plan was made
+    planned_usage: gpu_use.Usage  # the use of the devices for which the plan was made
     can_replan: bool = False  # whether to return once another plan may spare pods
     removals: pod_removal.PodRemovals  # also for earlier plans
     evictions: eviction.Evictions
@@ -73,7 +73,7 @@ class Drain:
         return cls(
             attempt=attempt,
             scope=scope,
-            before=usage,
+            planned_usage=usage,
             removals=removals,
             evictions=eviction.Evictions(attempt=attempt, removals=removals),
             has_begun=has_begun,
@@ -83,7 +83,7 @@ class Drain:
         self, scope: drain_scope.DrainScope, usage: gpu_use.Usage, *, can_replan: bool = False
     ) -> Self:
         """Return the drain for the next plan of the change."""
-        return dataclasses.replace(self, scope=scope, before=usage, can_replan=can_replan)
+        return dataclasses.replace(self, scope=scope, planned_usage=usage, can_replan=can_replan)
 
     def run(self, deadline: Deadline | None = None) -> DrainState:
         """Wait until no pod uses an affected device, or until the plan is outdated.
@@ -98,31 +98,31 @@ class Drain:
             MigManagerError: The change may affect no pod.
             Superseded: Another layout is requested, or the agent stops.
         """
-        before = self.attempt.journal
+        journal_before = self.attempt.journal
         try:
             return self._run(deadline)
         finally:
             if not self.removals.count:
                 # The API has refused the evictions that the journal lists.
                 self.attempt.recorder.set_journal(
-                    is_draining=before.is_draining, has_evicted=before.has_evicted
+                    is_draining=journal_before.is_draining, has_evicted=journal_before.has_evicted
                 )
 
     def _run(self, deadline: Deadline | None) -> DrainState:
-        before = self.before
+        usage = self.planned_usage
         if self.scope.affected is not None and not self.scope.affected:
-            return DrainState(usage=before, deadline=deadline or self._new_deadline())
+            return DrainState(usage=usage, deadline=deadline or self._new_deadline())
         if deadline is None:
-            self.evictions.begin_deadline(before.pods)
+            self.evictions.begin_deadline(usage.pods)
             deadline = self._new_deadline()
-        end = self._wait(self._usage(before.pods), deadline)
-        if not end.deadline.is_forced and self._may_force(end.remaining):
-            self.evictions.begin_deadline(before.pods)
+        state = self._wait(self._usage(usage.pods), deadline)
+        if not state.deadline.is_forced and self._may_force(state.remaining):
+            self.evictions.begin_deadline(usage.pods)
             forced = self._new_deadline(is_forced=True)
-            end = self._wait(self._next_usage(forced, self._pauses_s()), forced)
-        if end.remaining:
-            raise self._timeout(end)
-        return end
+            state = self._wait(self._next_usage(forced, self._pauses_s()), forced)
+        if state.remaining:
+            raise self._timeout(state)
+        return state
 
     def require_done(self) -> None:
         """Fail if a pod uses an affected device again; never evict.
@@ -171,7 +171,7 @@ class Drain:
         self.attempt.cancel.check()
         progress = self.removals.progress
         blocked = self._await_listing(usage, listing)
-        if not blocked and self.can_replan and self.scope.is_outdated(self.before, usage):
+        if not blocked and self.can_replan and self.scope.is_outdated(self.planned_usage, usage):
             if not self._is_late(deadline):
                 return DrainState(usage=usage, deadline=deadline, needs_plan=True)
             # A plan may take as long as kubelet does not answer.
@@ -233,7 +233,7 @@ class Drain:
         if watched is not None and self._has_only_to_wait(self._usage(watched)):
             return None
         try:
-            pods = dra_driver.list_pods(workloads, self.before.pods)
+            pods = dra_driver.list_pods(workloads, self.planned_usage.pods)
         except errors.ClusterError as error:
             if error.reason is not reasons.Reason.API_UNAVAILABLE or self._is_late(deadline):
                 raise
@@ -247,7 +247,7 @@ class Drain:
         return bool(remaining) and (is_passive or not self.evictions.is_any_ready(remaining))
 
     def _usage(self, pods: pod_object.Pods) -> gpu_use.Usage:
-        latest = self.before.with_pods(pods)
+        latest = self.planned_usage.with_pods(pods)
         if latest.assigned is None:
             return latest
         # If kubelet is silent now, or has just started, the drain waits and affects no more pods.
@@ -258,29 +258,29 @@ class Drain:
             return dataclasses.replace(latest, no_answer=error.message)
         now = dataclasses.replace(latest, assigned=assigned, no_answer="")
         # A kubelet that has just started lists no pods for a moment. A pod keeps its devices.
-        unlisted = {pod.key for pod in self.before.pods} - {
+        unlisted = {pod.key for pod in self.planned_usage.pods} - {
             one.key for one in assigned if one.device_ids
         }
         kept = (one for one in latest.assigned if one.key in unlisted)
         return dataclasses.replace(now, assigned=(*assigned, *kept), no_answer=now.why_incomplete)
 
-    def _timeout(self, end: DrainState) -> errors.DrainError:
+    def _timeout(self, state: DrainState) -> errors.DrainError:
         def cause(pod: pod_object.Pod) -> str:
             ending = f"still terminating, which may take {pod.grace_s} s"
-            why = end.blocked.get(pod.key) or (
+            why = state.blocked.get(pod.key) or (
                 ending if pod.is_terminating else "waits for the others"
             )
-            return ", ".join(filter(None, (why, end.usage.why_uncertain(pod))))
+            return ", ".join(filter(None, (why, state.usage.why_uncertain(pod))))
 
-        remaining = end.remaining
+        remaining = state.remaining
         causes = messages.by_cause((pod.key, cause(pod)) for pod in remaining)
         has_evicted = self.removals.count > 0 or self.has_begun
         reason, more = self.evictions.why_incomplete(remaining, has_evicted=has_evicted)
         count = "1 pod still uses" if len(remaining) == 1 else f"{len(remaining)} pods still use"
         timeout_s = self.attempt.settings.drain_timeout_s
-        by_force = ", and as long again by force" if end.deadline.is_forced else ""
+        by_force = ", and as long again by force" if state.deadline.is_forced else ""
         lacks_driver = any(pod.may_claim for pod in remaining) and not (
-            dra_driver.has_ready(end.usage.pods)
+            dra_driver.has_ready(state.usage.pods)
         )
         return errors.DrainError(
             f"{count} devices to be removed after {timeout_s:g} s{by_force}: {causes}"
