@@ -102,8 +102,8 @@ EXEMPT = (
     r"\bexchanges? messages\b|\blook (?:idle|the same|alike|the name up)\b|\bin \w+ places\b",
     r"\bdue to\b|\bin turn\b|\bdecimal places\b|\b(?:tells?|told)(?: \w+){0,4} apart\b",
     r"\bturn(?:s|ed)?(?: it| them)? (?:on|off)\b|\bturn(?:s|ed)?(?: \S+){0,9} into\b",
-    # A JSON key, and a check of doctor; a file on the host; a field of a Lease.
-    r"\"holders?\"|'holders?'|\block\.holder\b|\bholder identity\b",
+    # A JSON key, and a check of doctor; a field of a Lease.
+    r"\"holders?\"|'holders?'|\bholder identity\b",
     # A licence.
     r"\bcopyright holders\b",
     # A lock is held.

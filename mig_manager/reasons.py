@@ -109,7 +109,7 @@ _FACTS = {
         at_shell="Correct the file at the named line, or name another file.",
     ),
     Reason.UNKNOWN_CONFIG: _ReasonFacts(
-        "Request a layout that 'kubectl mig layouts' lists, or add this one to the config file.",
+        "Request a layout that 'kubectl mig layouts' lists, or add this one to the layout file.",
         at_shell=CommandRemedy(
             "Name a layout that {} lists, or a file that has this one: -f FILE.", "validate"
         ),

@@ -36,7 +36,7 @@ lock_gpus() {
     [ -e "$lock" ] && command -v flock >/dev/null || return 0
     exec 9<>"$lock"
     flock --wait "${LOCK_WAIT_S:-300}" 9 ||
-        fail "another manager is at work on the GPUs; nothing was $1: $(cat "$lock.holder" 2>/dev/null)"
+        fail "another manager is at work on the GPUs; nothing was $1: $(cat "$lock.owner" 2>/dev/null)"
 }
 
 # Whether to talk to the systemd of this machine: not when files go elsewhere.

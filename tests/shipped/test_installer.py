@@ -76,7 +76,7 @@ def test_install_and_uninstall_change_nothing_while_a_manager_works(
         folder.mkdir(parents=True)
     for name in ("uninstall", "paths.sh"):
         shutil.copy(machine.systemd / name, uninstall.parent)
-    lock.with_name("lock.holder").write_text("mig-manager apply all-1g.5gb")
+    lock.with_name("lock.owner").write_text("mig-manager apply all-1g.5gb")
     before = machine.files()
     with lock.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)

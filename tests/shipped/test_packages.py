@@ -191,7 +191,7 @@ def test_package_waits_for_a_change_under_way(
     tmp_path: pathlib.Path, script: str, reason: str
 ) -> None:
     lock = tmp_path / "lock"
-    lock.with_name("lock.holder").write_text("mig-manager apply all-1g.5gb")
+    lock.with_name("lock.owner").write_text("mig-manager apply all-1g.5gb")
     text = (ROOT / "release" / "native" / script).read_text(encoding="utf-8")
     code = text.replace("/run/mig-manager", str(tmp_path))
     code = code.replace("/usr/lib/mig-manager", str(tmp_path / "none"))

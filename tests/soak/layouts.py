@@ -59,7 +59,7 @@ CHOICES: Mapping[str, Sequence[GpuChoice]] = {
 Layout = tuple[GpuChoice | None, ...]
 """For each GPU by index; None: the layout does not speak of it."""
 
-NAMES = ("a", "b", "c", "d")  # of the layouts that the config file has
+NAMES = ("a", "b", "c", "d")  # of the layouts that the layout file has
 _RARELY, _OFTEN = 13, 6
 """Remainders of a pick that mean what the GPU cannot have, and nothing at all."""
 UNKNOWN = "no-such-layout"

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from mig_manager import errors
 
 MAX_BYTES = 1 << 20
-"""The limit of a ConfigMap, where config files live (etcd's limit on a request); the
+"""The limit of a ConfigMap, where layout files live (etcd's limit on a request); the
 snapshot of any node is far smaller."""
 _HOMES = ("/root", "/home", "/run/user")  # what ``ProtectHome=`` hides (systemd.exec(5))
 _FOLDER_MODE = 0o755

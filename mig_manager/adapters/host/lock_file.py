@@ -184,7 +184,7 @@ def _require_ours(file: int, mode: int) -> None:
 
 
 def _beside(path: pathlib.Path) -> pathlib.Path:
-    return path.with_name(f"{path.name}.holder")
+    return path.with_name(f"{path.name}.owner")
 
 
 def _describe(path: pathlib.Path, text: str) -> None:

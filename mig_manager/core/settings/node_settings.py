@@ -139,20 +139,20 @@ class DocumentSettings:
 
 
 class GeneratedLayouts(enum.Enum):
-    """How layouts generated from the GPUs combine with the config file."""
+    """How layouts generated from the GPUs combine with a layout file."""
 
-    MERGE = "merge"  # add to an owner's config file; override the default file
+    MERGE = "merge"  # add to an owner's layout file; override the default file
     ONLY = "only"
-    """Replace the config file; serve the default file if the driver lists no profiles."""
+    """Replace the layout file; serve the default file if the driver lists no profiles."""
     OFF = "off"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LayoutSources:
-    """Where the layouts of a node come from, besides the config file, and how that is parsed."""
+    """Where the layouts of a node come from, besides the layout file, and how that is parsed."""
 
     generated_layouts: GeneratedLayouts = options.choice(
-        "layouts generated from the GPUs: merge adds to the config file, only replaces it, off",
+        "layouts generated from the GPUs: merge adds to the layout file, only replaces it, off",
         metavar="HOW",
         default=GeneratedLayouts.MERGE,
     )
@@ -161,7 +161,7 @@ class LayoutSources:
         name="custom-layouts",
     )
     has_default_layouts: bool = False
-    """Whether the config file is the default file, which generated layouts override."""
+    """Whether the layout file is the default file, which generated layouts override."""
     is_lenient: bool = False
     """``DocumentSettings.is_lenient`` of the node: a command can read both, its own and the
     agent's."""

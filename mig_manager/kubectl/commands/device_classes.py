@@ -47,8 +47,7 @@ def run(settings: Settings, terminal: console.Console) -> int:
         # A Kubernetes object, not an answer of ours.
         terminal.say(console.render(result.to_data(), settings.output_format))
     else:
-        text = table(result, style=command.style)
-        terminal.say(text + "\n")
+        terminal.say(table(result, style=command.style))
     return console.FAILED if search.missing or unknown else console.DONE
 
 

@@ -40,7 +40,7 @@ def lock_at(path: pathlib.Path, *, is_required: bool = True) -> lock_file.LockFi
 
 def description(path: pathlib.Path) -> pathlib.Path:
     """Return the file that describes the manager that has the lock."""
-    return path.with_name("lock.holder")
+    return path.with_name("lock.owner")
 
 
 @contextlib.contextmanager
