@@ -65,3 +65,12 @@ def test_a_pod_counts_if_it_has_or_may_have_a_device(
         pods.require_unused({DEVICE}, (GPU,))
 
     assert not caught or caught.value.message.endswith(f"or resets: {named}")
+
+
+def test_a_pod_counts_while_a_hook_keeps_kubelet_from_answering() -> None:
+    kubelets = iter([PodsOfKubelet(DEVICE, "nvidia.com/mig-2g.10gb", "")])
+    pods = pod_use.PodUse(kubelet=lambda: next(kubelets, None), has_hook_run=lambda: True)
+    pods.usage()
+
+    with pytest.raises(errors.GpuInUseError, match="ns/train"):
+        pods.require_unused({DEVICE}, (GPU,))
