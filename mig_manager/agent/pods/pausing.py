@@ -192,7 +192,6 @@ def _pause(
         node = dataclasses.replace(
             before.node,
             paused_labels={**pause.labels, **before.node.paused_labels},
-            has_reconfiguring_taint=bool(pause.to_delete) or before.node.has_reconfiguring_taint,
             advertisers=before.node.advertisers | served,
         )
         return run_recorder.PhaseStart(
