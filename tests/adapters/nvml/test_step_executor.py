@@ -107,16 +107,19 @@ def test_a_compute_instance_that_took_over_an_id_is_spared(rig: NvmlRig) -> None
     assert rig.observe() == successor
 
 
-def test_a_compute_instance_elsewhere_that_took_over_an_id_is_spared(rig: NvmlRig) -> None:
+def test_an_instance_elsewhere_that_took_over_an_id_is_spared(rig: NvmlRig) -> None:
     whole = gi_step(rig.enable(), "3g.20gb", 4)
     rig.execute(whole, ci_step(whole, "3g.20gb"))
-    (end, _) = end_steps(rig.observe())
+    end, end_whole = end_steps(rig.observe())
     assert isinstance(end, steps.DestroyComputeInstance)
+    assert isinstance(end_whole, steps.DestroyGpuInstance)
     successor = rig.observe()
 
     rig.execute(dataclasses.replace(end, within=model.Placement(0, 4)))
-
     assert rig.observe() == successor
+
+    rig.execute(end, dataclasses.replace(end_whole, placement=model.Placement(0, 4)))
+    assert layout_table.gpu_in_words(rig.observe()) == "(3g.20gb)@4"
 
 
 def compute_profile(
