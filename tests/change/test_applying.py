@@ -76,6 +76,15 @@ def test_step_refused_as_in_use_is_retried(kind: type[steps.Step]) -> None:
     assert rig.has("requested")
 
 
+def test_no_other_refusal_of_a_step_is_retried(rig: LocalRig) -> None:
+    rig.failures.add(steps.DestroyComputeInstance, call_errors.REFUSED, times=1)
+
+    with pytest.raises(errors.HardwareError, match="no"):
+        apply_with_retries(rig)
+
+    assert rig.clock.now_s == 0
+
+
 def test_a_pod_admitted_while_instances_are_in_use_keeps_its_device() -> None:
     rig = LocalRig(count=1)
     before, devices = rig.geometry, frozenset(rig.gpus[0].mig_uuids)
