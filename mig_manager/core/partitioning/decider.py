@@ -93,6 +93,10 @@ class _Decider:
         self.changes: changes.Changes = (
             earlier.changes if earlier else changes.Changes(situation, schedulable.nominated)
         )
+        self._failed: dict[int, node_sets.NodeSet] = {}
+        """By rank of a pod: the nodes whose agents have just failed the layout for it."""
+        self._needed = node_sets.EMPTY
+        """The nodes whose agents have just failed a layout that is to be requested again."""
         self.holding: holds.GpuHolds = (
             earlier.holding
             if earlier
@@ -115,8 +119,9 @@ class _Decider:
         for rank in self._remaining:
             pod, group = self._batch.pods[rank], self._batch.group[rank]
             unplaced = self._schedulable.unplaced.get(rank, node_sets.EMPTY)
+            failed = self._failed.get(rank, node_sets.EMPTY)
             is_backed_off = rank in self._schedulable.backed_off
-            match _BACKED_OFF if is_backed_off else why(group, unplaced):
+            match _BACKED_OFF if is_backed_off else why(group, unplaced, failed):
                 case waiting.Impossible(message):
                     unmet.append(decisions.Unmet(pod=pod, message=message))
                 case waiting.Cause(reason, message):
@@ -138,7 +143,9 @@ class _Decider:
             is_free = not self.changes.is_full and position in candidates
             if is_free and change.drain(self.holding.early_gpus(position)):
                 desired = self._states.with_change(position, change)
-                self.changes.request(position, desired, "on hold for a waiting pod")
+                outcome = self.changes.request(position, desired, "on hold for a waiting pod")
+                if outcome is changes.Outcome.TOO_EARLY:
+                    self._needed |= node_sets.of([position])
 
     def prepare(self, *, max_changes: int) -> None:
         """Choose nodes for the expected pods."""
@@ -173,17 +180,21 @@ class _Decider:
                 self._batch.pods[rank].needs for rank in best.pods if rank >= first_expected
             )
             why = f"room for {messages.count(len(pods), 'pod')}" if pods else _PREPARING
-            if self.changes.request(position, desired, why, pods=pods, likely=likely):
-                with_room = {*best.pods}
-                self._remaining = [rank for rank in self._remaining if rank not in with_room]
-                ranks = [rank for rank in ranks if rank not in with_room]
-                remaining -= 1
-            elif self.changes.is_too_early(position):
-                # The node may still serve the pods that need less.
-                largest = min(best.pods, key=lambda rank: self._batch.pods[rank].needs.devices)
-                skipped[largest] = skipped.get(largest, node_sets.EMPTY) | selected
-                continue
-            candidates -= selected
+            match self.changes.request(position, desired, why, pods=pods, likely=likely):
+                case changes.Outcome.REQUESTED:
+                    with_room = {*best.pods}
+                    self._remaining = [rank for rank in self._remaining if rank not in with_room]
+                    ranks = [rank for rank in ranks if rank not in with_room]
+                    remaining -= 1
+                    candidates -= selected
+                case changes.Outcome.TOO_EARLY:
+                    self._needed |= selected
+                    # The node may still serve the pods that need less.
+                    largest = min(best.pods, key=lambda rank: self._batch.pods[rank].needs.devices)
+                    for nodes in (self._failed, skipped):
+                        nodes[largest] = nodes.get(largest, node_sets.EMPTY) | selected
+                case changes.Outcome.DROPPED:
+                    candidates -= selected
         return candidates
 
     def withdraw(self) -> None:
@@ -193,7 +204,7 @@ class _Decider:
         """
         for position in self._index.opted_in:
             is_failed = self._index.nodes[position].agent.is_own_failure
-            if is_failed and self.changes.can_change(position):
+            if is_failed and self._can_change(position):
                 why = "no pod needs the request that its agent failed"
                 present = self._states.present(position)
                 self.changes.request(position, present, why, is_withdrawal=True)
@@ -207,9 +218,13 @@ class _Decider:
             is_due = since and self._situation.age_s(since) >= after_s
             # A hold has just destroyed the idle instances of its GPUs.
             is_needed = position in on_hold or self._feasible.has_assumed(position)
-            if not is_due or is_needed or not self.changes.can_change(position):
+            if not is_due or is_needed or not self._can_change(position):
                 continue
             desired = self._states.with_base(position, base.get(name, {}))
             if self._states.keeps_reserved(position, desired):
                 why = "no pod has requested its idle instances"
                 self.changes.request(position, desired, why)
+
+    def _can_change(self, position: int) -> bool:
+        """Return whether a node can be changed now for no pod."""
+        return position not in self._needed and self.changes.can_change(position)

@@ -99,7 +99,7 @@ FREE_NODES = [
     node("a", ["1g.5gb@0*", "1g.5gb@4", "1g.5gb@5"], ["7g.40gb@0*"]),
     node("b", ["3g.20gb@0*"], ["3g.20gb@0*"]),
 ]
-ON_A = f"large CHANGING: it waits for a ({OTHERS}); b ({IN_USE})"
+ON_A = f"large CHANGING: it waits for a (it is being changed); b ({IN_USE})"
 
 
 def took(seconds: float) -> list[dict[str, Any]]:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import datetime as dt
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pytest
@@ -24,7 +24,12 @@ NO_HISTORY = situations.History()
 LATER = NOW + dt.timedelta(seconds=400)
 
 
-def requested_node(name: str, change: decisions.NodeChange, **failed: str) -> dict[str, Any]:
+def requested_node(
+    name: str,
+    change: decisions.NodeChange,
+    gpus: Sequence[Sequence[str]] = (EMPTY,),
+    **failed: str,
+) -> dict[str, Any]:
     """Return a node after a request, whose agent has not reported, or has failed it so."""
     (layout,) = layout_parser.parse(change.layout, source="x").layouts.values()
     custom = custom_layouts.CustomRequest(node_name=name, text=change.layout)
@@ -37,7 +42,7 @@ def requested_node(name: str, change: decisions.NodeChange, **failed: str) -> di
     )
     return node(
         name,
-        EMPTY,
+        *gpus,
         labels={
             well_known.CONFIG_LABEL: "custom",
             well_known.STATE_LABEL: "failed" if failed else "",
@@ -65,6 +70,11 @@ FIRST = decide([node("a", EMPTY)], [LARGE])
 ONE_GPU = only(FIRST)
 TWO_GPUS = only(decide([node("a", EMPTY, EMPTY)], [LARGE]))
 AFTER_FIRST = remember([node("a", EMPTY)], [LARGE], FIRST)
+BUSY_GPUS = (["1g.5gb@0*", "1g.5gb@4"], ["7g.40gb@0*"])
+OTHER_BUSY_NODE = node("b", ["3g.20gb@0*"], ["3g.20gb@0*"])
+DRAINING_HOLD = only(decide([node("a", *BUSY_GPUS), OTHER_BUSY_NODE], [LARGE]))
+NOMINATED = pod("p", "7g.40gb")
+NOMINATED["status"]["nominatedNodeName"] = "a"
 OF_A_PERSON = dataclasses.replace(ONE_GPU, layout=ONE_GPU.layout.replace("on-demand", "mine"))
 FAILED = {"finishedAt": NOW.isoformat()}
 PENDING = {well_known.STATE_LABEL: "pending"}
@@ -108,6 +118,13 @@ BLOCKED = "large UNUSABLE: it waits for a (its agent failed the layout for it)"
             id="a pod that did not use its room waits for no other idle device",
         ),
         pytest.param(
+            [node("a", ["7g.40gb@0*"]), node("b", EMPTY)],
+            [NOMINATED],
+            {"now": LATER, "history": situations.History(room_since={"uid-p": {"a": NOW}})},
+            ["b: 1x 7g.40gb for p"],
+            id="a pod does not wait for ever for a node where pods are preempted",
+        ),
+        pytest.param(
             [
                 *(node(name, ["3g.20gb@0"]) for name in "ab"),
                 node("c", ["3g.20gb@0"], labels={well_known.PARTITIONING_LABEL: ""}),
@@ -140,6 +157,13 @@ BLOCKED = "large UNUSABLE: it waits for a (its agent failed the layout for it)"
             {"now": SOON},
             [BLOCKED],
             id="a layout just drifted",
+        ),
+        pytest.param(
+            [requested_node("a", DRAINING_HOLD, BUSY_GPUS, **FAILED), OTHER_BUSY_NODE],
+            [LARGE],
+            {"now": SOON},
+            ["large IN_USE: it waits for a, b (too much of its GPUs is in use)"],
+            id="a hold's layout that just failed is not withdrawn",
         ),
         pytest.param(
             [requested_node("a", TWO_GPUS, **LOST)],
@@ -220,6 +244,9 @@ def test_room_that_the_scheduler_does_not_use_is_not_kept_for_ever() -> None:
     history = remember(nodes, pods, second, history, now=LATER)
     third = decide(nodes, pods, history=history, now=LATER + dt.timedelta(seconds=300))
     assert not third.changes
+    history = remember(nodes, pods, third, history, now=LATER + dt.timedelta(seconds=300))
+    fourth = decide(nodes, pods, history=history, now=LATER + dt.timedelta(seconds=601))
+    assert [each.name for each in only(fourth).pods] == ["q"]
 
 
 @pytest.mark.slow
@@ -268,6 +295,27 @@ def test_idle_instances_return_to_the_base_layout_without_demand() -> None:
     changing = node("b", EMPTY, labels={well_known.STATE_LABEL: "pending"})
     full = decide([*nodes, changing], [], **later, merge_back_after_s=300, max_unavailable="1")
     assert not full.changes
+
+
+def test_pod_waits_for_instances_in_use_beside_a_failed_merge_back() -> None:
+    instances = ["1g.5gb@0*", "1g.5gb@1"]
+    nodes = [node("a", instances)]
+    (gpu,) = partitions.gpus("a", instances)
+    past: dict[str, Any] = {"history": remember(nodes, []), "now": LATER}
+    base = {"a": {gpu.uuid: samples.desired_gpu({"1g.5gb": 1})}}
+    merging = decide(nodes, [LARGE], **past, base=base, merge_back_after_s=300)
+    being_changed = (Wait.CHANGING, "it waits for a (it is being changed)")
+    assert why(merging) == being_changed
+
+    withdrawing = decide(
+        [requested_node("a", only(merging), [instances], **FAILED)], [LARGE], **past
+    )
+    assert why(withdrawing) == being_changed
+
+    failed = requested_node("a", only(withdrawing), [instances], **FAILED)
+    decision = decide([failed], [LARGE], now=SOON)
+    assert not decision.changes
+    assert why(decision) == (Wait.IN_USE, "it waits for a (too much of its GPUs is in use)")
 
 
 def test_demand_postpones_the_return_to_the_base_layout() -> None:

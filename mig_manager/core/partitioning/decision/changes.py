@@ -1,6 +1,7 @@
 """The changes that one decision requests, within the limits, and why nodes cannot change now."""
 
 import datetime as dt
+import enum
 import math
 from collections.abc import Mapping
 
@@ -19,6 +20,14 @@ _SILENCE_S = 300.0
 _MAX_RUN_S = 3600.0  # the deadlines of a run end well before
 
 
+class Outcome(enum.Enum):
+    """What became of a change that a decision may request."""
+
+    REQUESTED = enum.auto()
+    TOO_EARLY = enum.auto()  # the node's agent has just failed this layout
+    DROPPED = enum.auto()  # it would change nothing, is impossible, or not safe
+
+
 class Changes:
     """The changes of one decision; a node has at most one."""
 
@@ -31,7 +40,6 @@ class Changes:
         max_changes = node_amounts.scale(situation.limits.max_unavailable, len(opted_in))
         under_change = sum(is_under_change(self._nodes[i], now=now) for i in opted_in)
         self._budget = min(_MAX_CHANGES, max_changes - under_change)
-        self._too_early: set[int] = set()
         self._requested: dict[int, decisions.NodeChange] = {}
 
     @property
@@ -61,10 +69,12 @@ class Changes:
     def why_not_now(self, position: int) -> waiting.Cause | None:
         """Return why a node cannot be changed now, beside the budget; None if it can."""
         node = self._nodes[position]
-        changing, unusable = waiting.WaitReason.CHANGING, waiting.WaitReason.UNUSABLE
-        if position in self._requested:
-            return waiting.Cause(changing, "it is being changed for other pods")
+        changing = waiting.WaitReason.CHANGING
+        if change := self._requested.get(position):
+            for_pods = " for other pods" if change.pods else ""
+            return waiting.Cause(changing, f"it is being changed{for_pods}")
         if node.unusable:
+            unusable = waiting.WaitReason.UNUSABLE
             return waiting.Cause(changing if node.is_changing else unusable, node.unusable)
         left_s = self._situation.cooldown_left_s(node)
         if left_s:
@@ -72,13 +82,7 @@ class Changes:
             return waiting.Cause(changing, text)
         if position in self._nominated:
             return waiting.Cause(changing, "the scheduler preempts pods on it")
-        if self.is_too_early(position):
-            return waiting.Cause(unusable, "its agent failed the layout for it")
         return None
-
-    def is_too_early(self, position: int) -> bool:
-        """Return whether this decision would repeat too early what a node's agent failed."""
-        return position in self._too_early
 
     def request(
         self,
@@ -89,7 +93,7 @@ class Changes:
         pods: tuple[demand.Pending, ...] = (),
         likely: tuple[demand.Needs, ...] = (),
         is_withdrawal: bool = False,
-    ) -> bool:
+    ) -> Outcome:
         """Add a change, unless its agent has just failed this layout.
 
         A layout that may succeed later is requested again after a while. Its text differs, because
@@ -99,7 +103,7 @@ class Changes:
         try:
             plan = planner.plan(node.gpus, desired)
         except errors.LayoutError:
-            return False
+            return Outcome.DROPPED
         document = custom_layouts.render(desired)
         # A GPU that awaits a reset has no known use.
         is_safe = all(
@@ -107,13 +111,12 @@ class Changes:
             for step in plan.of(steps.DestroyGpuInstance)
         )
         if self._repeats_failure(node, document.content_hash):
-            self._too_early.add(position)
-            return False
+            return Outcome.TOO_EARLY
         if document.content_hash == node.agent.failed_hash:
             addition = f"after {node.times.finished_at}"
             document = custom_layouts.render(desired, addition=addition)
         if (plan.is_empty and not is_withdrawal) or not is_safe:
-            return False
+            return Outcome.DROPPED
         self._budget -= 1
         gpus = messages.ranges(gpu.gpu_index for gpu in plan.gpus)
         where = f" on GPU {', '.join(gpus)}" if gpus else ""
@@ -128,7 +131,7 @@ class Changes:
             why=f"{why}{where}",
             likely=likely,
         )
-        return True
+        return Outcome.REQUESTED
 
     def _repeats_failure(self, node: partitioned_nodes.PartitionedNode, content_hash: str) -> bool:
         """Return whether a layout would repeat a failure of a node's agent too early."""

@@ -80,9 +80,17 @@ class Causes:
         """The sets of nodes without published GPUs, by the reason."""
         return node_sets.by_key(node.unusable for node in self._index.nodes)
 
-    def why(self, group: batches.Group, unplaced: node_sets.NodeSet) -> Cause | Impossible:
-        """Return why a pod is not served; the scheduler did not place it on ``unplaced`` nodes."""
-        possible = [each for each in self._possible(group, unplaced) if each[1]]
+    def why(
+        self, group: batches.Group, unplaced: node_sets.NodeSet, failed: node_sets.NodeSet
+    ) -> Cause | Impossible:
+        """Return why a pod is not served.
+
+        Args:
+            group: The group of the pod.
+            unplaced: The nodes where the scheduler did not place it.
+            failed: The nodes whose agents have just failed the layout for it.
+        """
+        possible = [each for each in self._possible(group, unplaced, failed) if each[1]]
         if possible:
             possible.sort(key=lambda each: (_ORDER.index(each[0].reason), each[1].first))
             causes = self._list_causes((cause.message, nodes) for cause, nodes in possible)
@@ -111,7 +119,7 @@ class Causes:
         )
 
     def _possible(
-        self, group: batches.Group, unplaced: node_sets.NodeSet
+        self, group: batches.Group, unplaced: node_sets.NodeSet, failed: node_sets.NodeSet
     ) -> Iterator[tuple[Cause, node_sets.NodeSet]]:
         """Yield the nodes that could serve a group, by what they must wait for."""
         index, needs = self._index, group.needs
@@ -135,6 +143,8 @@ class Causes:
         for cause, nodes in self._not_now.items():
             yield cause, rest & nodes
             rest -= nodes
+        yield Cause(WaitReason.UNUSABLE, "its agent failed the layout for it"), rest & failed
+        rest -= failed
         for text, nodes in self._short(needs.others, available, rest):
             yield Cause(WaitReason.IN_USE, f"{text} is available"), nodes
             rest -= nodes
