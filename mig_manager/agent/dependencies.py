@@ -79,7 +79,7 @@ def of_node(
         own_pod_uid=procfs.own_pod_uid(settings.own_pod_uid, _MOUNTS),
         verified_layout_file=files.VerifiedLayoutFile(settings.verified_layout_file),
         host_copy_file=files.HostCopyFile(settings.verified_layout_file),
-        write_layouts=_layouts_writer(settings, kube),
+        write_layouts=_layouts_writer(settings, kube, system),
         slots=_slots(settings, kube, system),
         hooks=_hook_programs(settings),
         reset=(
@@ -139,7 +139,7 @@ def _slots(
 
 
 def _layouts_writer(
-    settings: agent_settings.AgentSettings, kube: api.KubeApi
+    settings: agent_settings.AgentSettings, kube: api.KubeApi, clock: timing.Clock
 ) -> Callable[[str], bool] | None:
     """Return what writes the node's layouts to its ConfigMap, if the manifest names the pod.
 
@@ -151,6 +151,7 @@ def _layouts_writer(
 
     return node_layouts.KubeNodeLayouts(
         kube,
+        clock,
         node_name=settings.node_name,
         namespace=settings.pod_namespace,
         pod_name=settings.pod_name,

@@ -8,16 +8,15 @@ from typing import Any
 
 import structlog
 
-from mig_manager import errors, reasons
+from mig_manager import errors
 from mig_manager.adapters import rest
-from mig_manager.adapters.kubernetes import api
+from mig_manager.adapters.kubernetes import api, missing_rights
 from mig_manager.core import messages, timing
 from mig_manager.core.objects import well_known
 
 _MAX_NAME = 220
 """Characters; with a dot and 24 hex digits an Event's name stays below the 253 of RFC 1123."""
 _MAX_QUEUED = 64  # a change publishes about ten
-FORBIDDEN_PAUSE_S = 600.0  # a missing right may be granted while we run
 _OF_THE_CLUSTER = "default"
 """Events about objects without a namespace live here, by validation of the API server."""
 
@@ -90,16 +89,17 @@ class EventQueue:
 
     def __init__(self, kube: api.KubeApi, clock: timing.Clock) -> None:
         self._kube = kube
-        self._clock = clock
         self._state = threading.Condition()
         self._queue: collections.deque[dict[str, Any]] = collections.deque()
         self._is_sending = False
-        self._paused_until_s = 0.0
+        self._right = missing_rights.MissingRight(
+            clock, lambda error: _log.info("events_forbidden", detail=error.message)
+        )
 
     def put(self, event: dict[str, Any]) -> None:
         """Queue an Event; it is dropped, and logged, when the queue is full."""
         with self._state:
-            if self._clock.monotonic() < self._paused_until_s:
+            if self._right.is_missing:
                 return
             if len(self._queue) == _MAX_QUEUED:
                 _log.warning("event_dropped", event_reason=event["reason"])
@@ -126,13 +126,10 @@ class EventQueue:
             try:
                 self._kube.post(path(event), event)
             except errors.ClusterError as error:
-                if error.reason is not reasons.Reason.FORBIDDEN:
-                    _log.warning(
-                        "event_not_published", event_reason=event["reason"], detail=error.message
-                    )
-                    continue
-                # The stock GPU operator does not grant the right.
-                _log.info("events_forbidden", detail=error.message)
                 with self._state:
-                    self._paused_until_s = self._clock.monotonic() + FORBIDDEN_PAUSE_S
-                    self._queue.clear()
+                    if self._right.is_refusal(error):
+                        self._queue.clear()
+                        continue
+                _log.warning(
+                    "event_not_published", event_reason=event["reason"], detail=error.message
+                )

@@ -1,7 +1,6 @@
 """Our own Node object: read it, change it in one patch, publish Events on it."""
 
 import dataclasses
-import math
 import random
 import secrets
 import threading
@@ -13,7 +12,7 @@ import structlog
 
 from mig_manager import errors, reasons
 from mig_manager.adapters import rest
-from mig_manager.adapters.kubernetes import api, events
+from mig_manager.adapters.kubernetes import api, events, missing_rights
 from mig_manager.core import timing
 from mig_manager.core.node.devices import resources
 from mig_manager.core.objects import api_values, node_object, well_known
@@ -81,8 +80,9 @@ class KubeNode:
         self._last: _Node | None = None
         self._unwritten: dict[str, readiness.Condition] = {}
         """The newest condition of each type, until it is written."""
-        self._forbidden_until_s = -math.inf
-        """-inf: the status was never forbidden."""
+        self._status_right = missing_rights.MissingRight(
+            clock, lambda error: _log.info("status_forbidden", detail=error.message)
+        )
 
     def read(self) -> node_object.NodeView:
         self._join_announcement()
@@ -168,7 +168,7 @@ class KubeNode:
             _log.info("devices_not_withdrawn", reason=error.reason.value, detail=error.message)
 
     def report_devices(self, counts: Mapping[str, int]) -> None:
-        if self._clock.monotonic() < self._forbidden_until_s:
+        if self._status_right.is_missing:
             return
         self._join_announcement()
         allocatable = {name: str(count) for name, count in counts.items()}
@@ -178,7 +178,7 @@ class KubeNode:
         try:
             self._parse(self._kube.patch(f"{self._path}/status", {"status": status}))
         except errors.ClusterError as error:
-            if not self._is_forbidden(error):
+            if not self._status_right.is_refusal(error):
                 _log.warning("devices_not_reported", detail=error.message)
 
     def remove_resources(self, names: Collection[str]) -> node_object.NodeView:
@@ -193,7 +193,7 @@ class KubeNode:
 
     def set_condition(self, condition: readiness.Condition) -> None:
         self._unwritten[condition.type] = condition
-        if self._clock.monotonic() < self._forbidden_until_s:
+        if self._status_right.is_missing:
             return
         self._join_announcement()
         try:
@@ -204,22 +204,12 @@ class KubeNode:
                 self._parse(self._kube.patch_lists(f"{self._path}/status", body))
             del self._unwritten[condition.type]
         except errors.ClusterError as error:
-            if not self._is_forbidden(error):
+            if not self._status_right.is_refusal(error):
                 _log.warning("condition_not_written", detail=error.message)
 
     def retry_condition(self) -> None:
         for condition in list(self._unwritten.values()):
             self.set_condition(condition)
-
-    def _is_forbidden(self, error: errors.ClusterError) -> bool:
-        """Return whether the status may not be written; if so, log that once, and pause."""
-        if error.reason is not reasons.Reason.FORBIDDEN:
-            return False
-        # The stock GPU operator does not grant the right.
-        if self._forbidden_until_s == -math.inf:
-            _log.info("status_forbidden", detail=error.message)
-        self._forbidden_until_s = self._clock.monotonic() + events.FORBIDDEN_PAUSE_S
-        return True
 
     def emit(self, *, reason: str, message: str, is_warning: bool) -> None:
         about = events.EventSubject.node(self._name)

@@ -6,9 +6,10 @@ Name, labels, key and owner are as from NVIDIA's agent (mig-parted v0.15,
 
 import structlog
 
-from mig_manager import errors, reasons
+from mig_manager import errors
 from mig_manager.adapters import rest
-from mig_manager.adapters.kubernetes import api
+from mig_manager.adapters.kubernetes import api, missing_rights
+from mig_manager.core import timing
 from mig_manager.core.objects import api_values
 
 _HEADER = "# Written by mig-manager: the layouts that can be requested of this node.\n"
@@ -17,11 +18,12 @@ _log = structlog.get_logger()
 
 
 class KubeNodeLayouts:
-    """Writes the ConfigMap of one node; after a refusal for lack of rights it writes no more."""
+    """Writes the ConfigMap of one node."""
 
     def __init__(
         self,
         kube: api.KubeApi,
+        clock: timing.Clock,
         *,
         node_name: str,
         namespace: str,
@@ -34,17 +36,17 @@ class KubeNodeLayouts:
         self._path = rest.api_path("/api/v1/namespaces", namespace)
         self._pod_name = pod_name
         self._pod_uid = pod_uid
-        self._is_forbidden = False
+        self._right = missing_rights.MissingRight(clock, _log_failure)
 
     def write(self, document: str) -> bool:
         """Replace the document; return whether that succeeded. A refusal is logged, not raised."""
-        if self._is_forbidden:
+        if self._right.is_missing:
             return False
         try:
             self._write(document)
         except errors.ClusterError as error:
-            self._is_forbidden = error.reason is reasons.Reason.FORBIDDEN
-            _log.info("node_layouts_not_written", reason=error.reason.value, detail=error.message)
+            if not self._right.is_refusal(error):
+                _log_failure(error)
             return False
         return True
 
@@ -84,3 +86,7 @@ class KubeNodeLayouts:
             with api_values.as_cluster_error("our own pod"):
                 self._pod_uid = str(pod["metadata"]["uid"])
         return self._pod_uid
+
+
+def _log_failure(error: errors.ClusterError) -> None:
+    _log.info("node_layouts_not_written", reason=error.reason.value, detail=error.message)

@@ -9,6 +9,7 @@ import structlog.testing
 from mig_manager.adapters.kubernetes import api, node_layouts
 from mig_manager.sandbox.apiserver import kinds
 from testkit import apiserver
+from tests.rigs.node import fakes
 
 NAMESPACE = "gpu-operator"
 POD = {
@@ -23,10 +24,16 @@ POD = {
 class LayoutsRig:
     server: apiserver.ApiServer
     kube: api.KubeApi
+    clock: fakes.FakeClock = dataclasses.field(default_factory=fakes.FakeClock)
 
     def agent(self, pod: str, uid: str | None = None) -> node_layouts.KubeNodeLayouts:
         return node_layouts.KubeNodeLayouts(
-            self.kube, node_name="node-a", namespace=NAMESPACE, pod_name=pod, pod_uid=uid
+            self.kube,
+            self.clock,
+            node_name="node-a",
+            namespace=NAMESPACE,
+            pod_name=pod,
+            pod_uid=uid,
         )
 
     def config_maps(self) -> list[dict[str, Any]]:
@@ -83,16 +90,25 @@ def test_config_map_deleted_before_the_takeover_is_created_again(rig: LayoutsRig
 
 
 @pytest.mark.parametrize(("forbidden", "uid"), [("pods", None), ("configmaps", "uid-1")])
-def test_a_missing_right_is_logged_once_and_no_request_repeats_it(
+def test_a_missing_right_is_logged_once_and_tried_again_after_ten_minutes(
     rig: LayoutsRig, forbidden: str, uid: str | None
 ) -> None:
+    rig.server.create(POD)
     rig.server.inject(apiserver.Fault(resource=forbidden, status=403, times=None))
     with structlog.testing.capture_logs() as logs:
         agent = rig.agent("agent-1", uid)
         assert [agent.write(text) for text in ("a", "b")] == [False, False]
 
+        assert rig.count() == (0 if forbidden == "pods" else 1)
+        rig.clock.now_s += 601
+        assert not agent.write("c")
+        rig.server.clear_faults()
+        assert not agent.write("d")
+        rig.clock.now_s += 601
+        assert agent.write("e")
+
     assert [each["event"] for each in logs] == ["node_layouts_not_written"]
-    assert rig.count() == (0 if forbidden == "pods" else 1)
+    assert len(rig.config_maps()) == 1
 
 
 @pytest.mark.parametrize("status", [401, 404])
