@@ -199,7 +199,7 @@ class WatchedObjects:
         self.nodes: dict[str, partitioned_nodes.PartitionedNode] = {}
         self.bound: dict[str, list[demand.BoundPod]] = {}
         self.requests = node_requests.Requests()
-        self.pending: list[demand.Pending] = []
+        self.pending: list[demand.PendingPod] = []
         self.arrivals = arrivals.Arrivals()
         for number in range(nodes):
             self.set_node(number)
@@ -229,7 +229,7 @@ class WatchedObjects:
         text = json.dumps(self._objects.pending(number))
         began_s = time.process_time()
         pod = demand.parse(json.loads(text))
-        assert isinstance(pod, demand.Pending)  # noqa: S101 - a bench
+        assert isinstance(pod, demand.PendingPod)  # noqa: S101 - a bench
         self.pending.append(pod)
         self.arrivals.add(pod.needs, 0.0)
         self.read_s += time.process_time() - began_s

@@ -165,7 +165,7 @@ def pods(jobs: Iterable[day.Job]) -> list[simulated_cluster.SimulatedPod]:
     """Return the pods of a day for the simulated cluster; their names are their UIDs."""
     return [
         simulated_cluster.SimulatedPod(
-            pod=demand.Pending(
+            pod=demand.PendingPod(
                 namespace="day",
                 name=job.name,
                 uid=job.name,

@@ -71,7 +71,7 @@ class Announcer:
         )
 
     def announce_unmet(
-        self, unmet: tuple[decisions.Unmet, ...], pending: tuple[demand.Pending, ...]
+        self, unmet: tuple[decisions.Unmet, ...], pending: tuple[demand.PendingPod, ...]
     ) -> int:
         """Publish why no node can serve pods; return how many have no Event yet."""
         withheld = 0

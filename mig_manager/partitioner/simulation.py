@@ -107,7 +107,7 @@ def simulate(
     """
     parsed = [demand.parse(pod) for pod in pods]
     node_pods = [pod for pod in parsed if isinstance(pod, demand.PodOfNode)]
-    pending = [pod for pod in parsed if isinstance(pod, demand.Pending)]
+    pending = [pod for pod in parsed if isinstance(pod, demand.PendingPod)]
     nodes = node_requests.with_pods(nodes, node_requests.Requests(node_pods))
     situation = situations.Situation(
         index=node_index.NodeIndex(nodes),

@@ -139,7 +139,7 @@ class Term:
 
     def _nodes_and_pending(
         self, now: dt.datetime
-    ) -> tuple[tuple[partitioned_nodes.PartitionedNode, ...], tuple[demand.Pending, ...]]:
+    ) -> tuple[tuple[partitioned_nodes.PartitionedNode, ...], tuple[demand.PendingPod, ...]]:
         """Return the nodes with their pods' requests, and the pending pods."""
         waiting, bound = self._cluster.pending_and_bound(self._waits.served)
         self._waits.measure(bound, now)
@@ -158,7 +158,7 @@ class Term:
             return dataclasses.replace(node, is_opted_in=False)
         return dataclasses.replace(node, avoided=avoided) if avoided else node
 
-    def _likely(self, now_s: float, index: node_index.NodeIndex) -> tuple[demand.Pending, ...]:
+    def _likely(self, now_s: float, index: node_index.NodeIndex) -> tuple[demand.PendingPod, ...]:
         """Return the pods to prepare for; none if nothing that is recommended is carried out."""
         if self._settings.mode is partitioner_settings.Mode.RECOMMEND:
             return ()
@@ -168,7 +168,7 @@ class Term:
     def _report_recommendations(
         self,
         nodes: Iterable[partitioned_nodes.PartitionedNode],
-        pending: Iterable[demand.Pending],
+        pending: Iterable[demand.PendingPod],
     ) -> None:
         """Count how long pods wait without the recommended changes, and report that at times."""
         sums = self._recommended

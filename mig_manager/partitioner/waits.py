@@ -18,7 +18,7 @@ class Waits:
         self.served: set[str] = set()
         """UIDs of pending pods for which a node was changed."""
 
-    def record_served(self, pods: Iterable[demand.Pending]) -> None:
+    def record_served(self, pods: Iterable[demand.PendingPod]) -> None:
         """Remember that a node was changed for these pods."""
         self.served.update(pod.uid for pod in pods)
 
@@ -29,8 +29,8 @@ class Waits:
             self._telemetry.wait_s.observe((now - since).total_seconds())
 
     def with_times(
-        self, pending: Iterable[demand.Pending], now: dt.datetime
-    ) -> tuple[demand.Pending, ...]:
+        self, pending: Iterable[demand.PendingPod], now: dt.datetime
+    ) -> tuple[demand.PendingPod, ...]:
         """Return the pods with the time since when they are pending; forget the others.
 
         That is their creation at the first decision. Later it is when this process saw them: a
@@ -41,7 +41,7 @@ class Waits:
         self.served &= since.keys()
         return tuple(dataclasses.replace(pod, pending_since=since[pod.uid]) for pod in pods)
 
-    def _pending_since(self, pod: demand.Pending, now: dt.datetime) -> dt.datetime:
+    def _pending_since(self, pod: demand.PendingPod, now: dt.datetime) -> dt.datetime:
         if self._since is None:
             return min(pod.created_at or now, now)
         return self._since.get(pod.uid, now)

@@ -74,7 +74,7 @@ def test_wait_of_a_pod_that_is_bound_during_a_decision_is_measured(
     rig.sync(replica)
     pods = replica.service.cluster.pods
 
-    def bind_after_reading() -> tuple[demand.Pending | demand.PodOfNode, ...]:
+    def bind_after_reading() -> tuple[demand.PendingPod | demand.PodOfNode, ...]:
         monkeypatch.undo()
         listed = pods.items()
         rig.bind("p1", "n1")

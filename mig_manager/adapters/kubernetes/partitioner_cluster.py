@@ -70,7 +70,7 @@ class PartitionerCluster:
             )
         )
         """The nodes as last reported."""
-        self.pods: collection.Collection[demand.Pending | demand.PodOfNode] = (
+        self.pods: collection.Collection[demand.PendingPod | demand.PodOfNode] = (
             collection.Collection(
                 kube,
                 "/api/v1/pods",
@@ -129,13 +129,13 @@ class PartitionerCluster:
 
     def pending_and_bound(
         self, uids: Collection[str]
-    ) -> tuple[tuple[demand.Pending, ...], set[str]]:
+    ) -> tuple[tuple[demand.PendingPod, ...], set[str]]:
         """Return the pods that wait for MIG devices, and which pods, by UID, have a node.
 
         Both at one moment, so that a pod which is bound meanwhile is in one of them.
         """
         pods = self.pods.items()
-        pending = tuple(pod for pod in pods if isinstance(pod, demand.Pending))
+        pending = tuple(pod for pod in pods if isinstance(pod, demand.PendingPod))
         bound = {pod.uid for pod in pods if isinstance(pod, demand.BoundPod) and pod.uid in uids}
         return pending, bound
 
@@ -188,16 +188,16 @@ class PartitionerCluster:
 
     def _pod_changed(
         self,
-        before: demand.Pending | demand.PodOfNode | None,
-        now: demand.Pending | demand.PodOfNode | None,
+        before: demand.PendingPod | demand.PodOfNode | None,
+        now: demand.PendingPod | demand.PodOfNode | None,
     ) -> None:
         self.requests.replace(
-            None if isinstance(before, demand.Pending) else before,
-            None if isinstance(now, demand.Pending) else now,
+            None if isinstance(before, demand.PendingPod) else before,
+            None if isinstance(now, demand.PendingPod) else now,
         )
         is_new = before is None and self.pods.is_current
-        if is_new and isinstance(now, demand.Pending | demand.BoundPod) and now.needs:
+        if is_new and isinstance(now, demand.PendingPod | demand.BoundPod) and now.needs:
             self.arrivals.add(now.needs, self._clock.monotonic())
         # A pod that was bound, or has ended, is no new demand.
-        if isinstance(now, demand.Pending):
+        if isinstance(now, demand.PendingPod):
             self._listener.record_demand()

@@ -40,10 +40,10 @@ _BACKED_OFF = waiting.Cause(
 
 def decide(
     situation: situations.Situation,
-    pending: Iterable[demand.Pending],
+    pending: Iterable[demand.PendingPod],
     *,
     base: Mapping[str, Mapping[str, model.DesiredGpu]] | None = None,
-    expected: Iterable[demand.Pending] = (),
+    expected: Iterable[demand.PendingPod] = (),
 ) -> decisions.PartitioningDecision:
     """Decide which nodes to repartition for these pods.
 

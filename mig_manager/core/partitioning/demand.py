@@ -107,7 +107,7 @@ class Needs:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Pending:
+class PendingPod:
     """An unschedulable pod that requests MIG devices."""
 
     namespace: str
@@ -139,7 +139,7 @@ class BoundPod:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class NominatedPod:
-    """A pod for which the scheduler preempts others on a node, and that is not ``Pending``."""
+    """A pod for which the scheduler preempts others on a node, and that is not ``PendingPod``."""
 
     uid: str
     node_name: str
@@ -148,10 +148,10 @@ class NominatedPod:
 PodOfNode = BoundPod | NominatedPod
 
 
-def parse(item: Mapping[str, Any]) -> Pending | PodOfNode | None:
+def parse(item: Mapping[str, Any]) -> PendingPod | PodOfNode | None:
     """Parse a Pod object; None if the pod neither waits for MIG devices nor runs.
 
-    A pod is ``Pending`` if it is not bound, deleted or gated, the scheduler reported it
+    A pod is ``PendingPod`` if it is not bound, deleted or gated, the scheduler reported it
     unschedulable, it requests ``nvidia.com/mig-*``, and no label or annotation
     ``mig-manager.io/partitioning: off`` excludes it.
 
@@ -192,10 +192,10 @@ def parse(item: Mapping[str, Any]) -> Pending | PodOfNode | None:
         return None
 
 
-def as_pending(item: Mapping[str, Any]) -> Pending:
+def as_pending(item: Mapping[str, Any]) -> PendingPod:
     """Parse a Pod object as it was at its creation; exceptions as ``parse_needs``."""
     metadata, spec = item["metadata"], item["spec"]
-    return Pending(
+    return PendingPod(
         namespace=str(metadata["namespace"]),
         name=str(metadata["name"]),
         uid=str(metadata["uid"]),

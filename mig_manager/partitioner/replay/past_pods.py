@@ -33,7 +33,7 @@ _RESOURCE = re.compile(r"nvidia_com_mig_(.+)")
 class PastPod:
     """A past pod that requested MIG devices."""
 
-    pod: demand.Pending
+    pod: demand.PendingPod
     created: dt.datetime
     start: dt.datetime | None  # None: not started
     end: dt.datetime | None  # None: not ended
@@ -139,7 +139,7 @@ def _past_pod(uid: str, series: _Series) -> PastPod | None:
     if created is None or not needs.profiles:
         return None
     return PastPod(
-        pod=demand.Pending(
+        pod=demand.PendingPod(
             namespace=series.namespace,
             name=series.name,
             uid=uid,

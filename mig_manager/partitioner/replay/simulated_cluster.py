@@ -52,7 +52,7 @@ class SimulatedTimes:
 class SimulatedPod:
     """A pod, and when and how long it runs; seconds since the begin of the simulation."""
 
-    pod: demand.Pending
+    pod: demand.PendingPod
     at_s: float  # when it is created
     run_s: float
 
@@ -230,7 +230,7 @@ class _Run:
         self._waits[uid] = self._now_s - job.at_s
         self._add(self._now_s + job.run_s, self._end, job.pod, node)
 
-    def _end(self, pod: demand.Pending, node: simulated_node.SimulatedNode) -> None:
+    def _end(self, pod: demand.PendingPod, node: simulated_node.SimulatedNode) -> None:
         node.end(pod)
         self._react()
 

@@ -67,7 +67,7 @@ class SimulatedNode:
         ]
         return sum(used) // len(used)
 
-    def bind(self, pod: demand.Pending, draw: random.Random) -> None:
+    def bind(self, pod: demand.PendingPod, draw: random.Random) -> None:
         """Give a pod that fits its devices."""
         devices = self._used[pod.uid] = []
         for name, count in pod.needs.mig:
@@ -77,7 +77,7 @@ class SimulatedNode:
         self._slices += _slices(pod.needs)
         self._published = None
 
-    def end(self, pod: demand.Pending) -> None:
+    def end(self, pod: demand.PendingPod) -> None:
         """Make the devices of a pod that ends idle."""
         for name, span in self._used.pop(pod.uid):
             self._idle[name].append(span)

@@ -165,7 +165,7 @@ def parse_cluster(
     nodes: Iterable[Mapping[str, Any]],
     pods: Iterable[Mapping[str, Any]],
     claims: claimed_nodes.ClusterClaims | None = None,
-) -> tuple[tuple[partitioned_nodes.PartitionedNode, ...], tuple[demand.Pending, ...]]:
+) -> tuple[tuple[partitioned_nodes.PartitionedNode, ...], tuple[demand.PendingPod, ...]]:
     """Parse nodes, with what bound pods take on them, and pending pods.
 
     Each instance in use is in use by a bound pod.
@@ -186,7 +186,7 @@ def parse_cluster(
         for ci in gi.compute_instances
         if gi.placement in each.in_use.get(gpu.uuid, ()) and ci.profile.spans
     ]
-    pending = tuple(each for each in parsed if isinstance(each, demand.Pending))
+    pending = tuple(each for each in parsed if isinstance(each, demand.PendingPod))
     return node_requests.with_pods(with_claims, node_requests.Requests(node_pods)), pending
 
 

@@ -35,7 +35,7 @@ def counts(gpus: Sequence[model.Gpu]) -> "collections.Counter[model.Profile]":
     )
 
 
-def devices_for(pods: Sequence[demand.Pending]) -> "collections.Counter[model.Profile]":
+def devices_for(pods: Sequence[demand.PendingPod]) -> "collections.Counter[model.Profile]":
     return sum((collections.Counter(pod.needs.profiles) for pod in pods), collections.Counter())
 
 

@@ -14,13 +14,13 @@ from tests.rigs.cluster.partitions import pod
 from tests.rigs.node import samples
 
 
-def parse(item: dict[str, Any]) -> demand.Pending | demand.PodOfNode | None:
+def parse(item: dict[str, Any]) -> demand.PendingPod | demand.PodOfNode | None:
     return demand.parse(item)
 
 
-def pending(item: dict[str, Any]) -> demand.Pending:
+def pending(item: dict[str, Any]) -> demand.PendingPod:
     needy = demand.parse(item)
-    assert isinstance(needy, demand.Pending)
+    assert isinstance(needy, demand.PendingPod)
     return needy
 
 
@@ -63,7 +63,7 @@ def test_a_pod_that_is_deleted_gated_or_opted_out_does_not_count(changed: Any) -
 
 
 def test_only_unschedulable_pods_that_request_mig_count() -> None:
-    assert isinstance(parse(pod("p", "1g.5gb")), demand.Pending)
+    assert isinstance(parse(pod("p", "1g.5gb")), demand.PendingPod)
     assert parse(pod("p")) is None
     for conditions in (
         [],

@@ -41,7 +41,7 @@ class Arrivals:
 
     def expected_pods(
         self, now_s: float, within_s: float, index: node_index.NodeIndex
-    ) -> tuple[demand.Pending, ...]:
+    ) -> tuple[demand.PendingPod, ...]:
         """Return the pods that likely arrive within a time for each of their slices.
 
         The slices of a pod's largest device count: the larger it is, the more pods must end
@@ -70,7 +70,7 @@ class Arrivals:
                 fewer += exactly
         likely.sort(key=lambda each: each[:2])
         return tuple(
-            demand.Pending(namespace="", name="expected", uid=f"{number:04}", needs=needs)
+            demand.PendingPod(namespace="", name="expected", uid=f"{number:04}", needs=needs)
             for number, (_, _, needs) in enumerate(likely[:_MAX_EXPECTED])
         )
 

@@ -45,10 +45,10 @@ class Batch:
     def __init__(
         self,
         index: node_index.NodeIndex,
-        pending: Iterable[demand.Pending],
+        pending: Iterable[demand.PendingPod],
         reserved: Mapping[model.Profile, int],
         *,
-        expected: Iterable[demand.Pending] = (),
+        expected: Iterable[demand.PendingPod] = (),
     ) -> None:
         """Sort the pods: their order does not matter; expected pods are behind, in order."""
         self.pods = sorted(

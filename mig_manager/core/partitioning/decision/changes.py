@@ -90,7 +90,7 @@ class Changes:
         desired: Mapping[str, model.DesiredGpu],
         why: str,
         *,
-        pods: tuple[demand.Pending, ...] = (),
+        pods: tuple[demand.PendingPod, ...] = (),
         likely: tuple[demand.Needs, ...] = (),
         is_withdrawal: bool = False,
     ) -> Outcome:

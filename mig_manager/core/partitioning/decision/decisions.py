@@ -39,7 +39,7 @@ class NodeChange:
     version: str  # ``resourceVersion`` of the node: the write's precondition
     layout: str  # the text of the annotation ``mig-manager.io/layout``
     content_hash: str  # hash of the layout, as in the agent's status
-    pods: tuple[demand.Pending, ...]
+    pods: tuple[demand.PendingPod, ...]
     """The pods that it makes room for; none: it prepares for likely pods, merges back, withdraws
     a failed request, or destroys idle instances of GPUs on hold."""
     desired: Mapping[str, model.DesiredGpu]  # by UUID of the GPU, what the layout requests
@@ -62,7 +62,7 @@ class NodeChange:
 class Unmet:
     """A pod that no opted-in node could serve, even if idle."""
 
-    pod: demand.Pending
+    pod: demand.PendingPod
     message: str
 
 
@@ -70,7 +70,7 @@ class Unmet:
 class WaitingPod:
     """A pod that a node could serve, and that must wait."""
 
-    pod: demand.Pending
+    pod: demand.PendingPod
     reason: waiting.WaitReason
     message: str
 

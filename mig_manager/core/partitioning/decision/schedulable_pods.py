@@ -128,7 +128,7 @@ class _Finder:
             and self._situation.is_recent(dates.get(node.name, self._situation.now))
         )
 
-    def unused_rooms(self, pod: demand.Pending) -> Mapping[int, dt.datetime]:
+    def unused_rooms(self, pod: demand.PendingPod) -> Mapping[int, dt.datetime]:
         """Return the nodes where the scheduler did not place a pod, and since when they had room.
 
         A node that is being changed has had no room that a pod could use.
@@ -143,7 +143,7 @@ class _Finder:
 
     def room(
         self,
-        pod: demand.Pending,
+        pod: demand.PendingPod,
         group: batches.Group,
         unplaced: node_sets.NodeSet,
         assumed: assumed_pods.AssumedPods,
@@ -171,13 +171,13 @@ class _Finder:
             return _Room(position=position, message=message, is_idle=True)
         return None
 
-    def kept_since(self, pod: demand.Pending, name: str) -> dt.datetime:
+    def kept_since(self, pod: demand.PendingPod, name: str) -> dt.datetime:
         """Return since when a node's room is kept for a pod: from now on, or a known time."""
         now = self._situation.now
         since = self._history.room_since.get(pod.uid, {}).get(name, now)
         return since if self._situation.is_recent(since) else now
 
-    def _since(self, pod: demand.Pending) -> Mapping[int, dt.datetime]:
+    def _since(self, pod: demand.PendingPod) -> Mapping[int, dt.datetime]:
         """Return since when nodes have room for a pod."""
         positions = self._index.position
         since = self._history.room_since.get(pod.uid, {})

@@ -78,7 +78,9 @@ class Situation:
         ages_s = [max(0.0, self.age_s(each)) for each in changed_at if each]
         return max(0.0, cooldown_s - min(ages_s, default=cooldown_s))
 
-    def unprepared_pods(self, expected: Iterable[demand.Pending]) -> tuple[demand.Pending, ...]:
+    def unprepared_pods(
+        self, expected: Iterable[demand.PendingPod]
+    ) -> tuple[demand.PendingPod, ...]:
         """Return the expected pods for which no node is being changed."""
         requests = self.history.requests
         coming = collections.Counter(
@@ -87,7 +89,7 @@ class Situation:
             if node.name in requests and self._is_being_changed(node)
             for needs in requests[node.name].likely
         )
-        missing: list[demand.Pending] = []
+        missing: list[demand.PendingPod] = []
         for pod in expected:
             if coming[pod.needs] > 0:
                 coming[pod.needs] -= 1
