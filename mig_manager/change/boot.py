@@ -26,8 +26,7 @@ class Restored:
 
     layout: str  # empty: there was no layout to restore
     is_fallback: bool = False  # whether no valid layout was saved
-    rounds: tuple[plans.Planned, ...]
-    """The plans that were executed; empty if all GPUs had the layout."""
+    executed: tuple[plans.Planned, ...]  # empty if all GPUs had the layout
     problems: tuple[boot_problems.Problem, ...]
     may_be_partial: bool = False  # whether a failed change may have left a GPU between two layouts
     faults: tuple[str, ...] = ()
@@ -38,8 +37,8 @@ class Restored:
         return {
             "kind": "Boot",
             "layout": self.layout,
-            "is_changed": bool(self.rounds) or self.may_be_partial,
-            "plans": [planned.to_data() for planned in self.rounds],
+            "is_changed": bool(self.executed) or self.may_be_partial,
+            "plans": [planned.to_data() for planned in self.executed],
             "problems": [problem.message for problem in self.problems],
             "faults": [*self.faults],
         }
@@ -79,13 +78,13 @@ def boot(
                 return Restored(
                     layout=applied.layout,
                     is_fallback=True,
-                    rounds=applied.rounds,
+                    executed=applied.executed,
                     problems=problems,
                     faults=tuple(gpu_recovery.faults(applied.gpus)),
                 )
     if result := journal_file.undo_interrupted(deps):
         deps.notify(result)
-    return Restored(layout="", rounds=(), problems=problems)
+    return Restored(layout="", executed=(), problems=problems)
 
 
 def _is_saved(deps: shell.Dependencies) -> bool:
@@ -156,7 +155,7 @@ def _restore(
         *boot_problems.of_lost_gpus(outcome.unreachable, observed),
         *map(boot_problems.of_error, outcome.failures),
     ]
-    rounds = tuple(
+    executed = tuple(
         plans.Planned(layout=saved.layout, gpus=each.gpus, desired={}, plan=each.plan, users={})
         for each in outcome.executed
     )
@@ -168,7 +167,7 @@ def _restore(
             problems.append(boot_problems.of_error(error))
     return Restored(
         layout=saved.layout,
-        rounds=rounds,
+        executed=executed,
         problems=tuple(problems),
         may_be_partial=any(gpu.uuid in uuids for gpu in recorder.journal.gpus.snapshots),
         faults=tuple(gpu_recovery.faults(after)),

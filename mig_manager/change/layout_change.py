@@ -236,7 +236,7 @@ class LayoutChange:
         return plans.ApplyResult(
             layout=first.layout,
             gpus=after,
-            rounds=tuple(
+            executed=tuple(
                 dataclasses.replace(first, plan=each.plan, gpus=each.gpus) for each in executed
             ),
             lenient_warnings=first.lenient_warnings,

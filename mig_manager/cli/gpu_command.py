@@ -120,10 +120,10 @@ class GpuCommand(gpu_access.CommandAdapters):
         return self.settings.checkpoint_file
 
     def note_changes(
-        self, rounds: Sequence[plans.Planned], after: Collection[model.Gpu] = ()
+        self, executed: Sequence[plans.Planned], after: Collection[model.Gpu] = ()
     ) -> None:
         """Summarize what was changed, for people; ``after`` are the GPUs after it."""
-        for planned in rounds:
+        for planned in executed:
             self._terminal.note(gpu_text.summary(planned, after))
             self.warn(vgpus.host_warnings(planned.gpus, planned.plan))
 

@@ -123,7 +123,7 @@ def test_each_apply_saves_its_verified_layout_also_with_mig_off(
         assert ampere.verified_layout.layout == "off"
     ampere.reboot()
 
-    assert (ampere.boot().rounds, ampere.driver.executed_steps) == ((), [])
+    assert (ampere.boot().executed, ampere.driver.executed_steps) == ((), [])
 
 
 def test_a_failed_apply_keeps_the_layout_saved_before(ampere: BootRig) -> None:
@@ -149,7 +149,7 @@ def test_boot_without_a_saved_layout_succeeds_without_the_driver(ampere: BootRig
 
     result = ampere.boot()
 
-    assert (result.layout, result.rounds, result.problems) == ("", (), ())
+    assert (result.layout, result.executed, result.problems) == ("", (), ())
     assert (ampere.clock.now_s, ampere.notes) == (0, [])
 
 
@@ -280,7 +280,7 @@ def test_a_boot_that_leaves_every_gpu_half_changed_reports_a_change(rig: BootRig
 
     result = rig.boot()
 
-    assert (result.rounds, len(result.problems)) == ((), 2)
+    assert (result.executed, len(result.problems)) == ((), 2)
     assert result.to_data()["is_changed"]
 
 
@@ -309,7 +309,7 @@ def test_boot_keeps_a_layout_verified_while_it_waits_for_the_lock(
 
     result = ampere.boot(fallback)
 
-    assert (result.layout, result.rounds) == ("off", ())
+    assert (result.layout, result.executed) == ("off", ())
     assert ampere.has("off")
 
 
@@ -359,7 +359,7 @@ def test_device_files_that_fail_at_boot_are_a_problem_and_undo_nothing(rig: Boot
     result = rig.boot()
 
     assert rig.geometry == rig.before
-    assert result.rounds
+    assert result.executed
     assert [problem.message for problem in result.problems] == ["nvidia-ctk failed"]
 
     rig.failures.clear()

@@ -94,7 +94,7 @@ def test_hooks_run_in_order_and_only_before_a_change(
 def test_each_round_is_counted_against_the_gpus_before_it() -> None:
     applied = RecordingRig("before").change_to("one-off")
 
-    assert [planned.kept for planned in applied.rounds] == [2, 1]
+    assert [planned.kept for planned in applied.executed] == [2, 1]
 
 
 def test_point_without_hooks_or_instances_is_left_out() -> None:
@@ -105,7 +105,7 @@ def test_point_without_hooks_or_instances_is_left_out() -> None:
     applied = hookless.change_to("requested")
 
     assert mode_only.history == ["start", "mode", "MODE", "exit"]
-    assert len(applied.rounds) == 1
+    assert len(applied.executed) == 1
     assert hookless.history[:2] == ["mode", "MODE"]
 
 

@@ -56,7 +56,7 @@ def test_a_plan_destroys_the_devices_of_the_fewest_pods() -> None:
 
     planned = plans.plan(rig.deps.gpus.observe(), layout("pair"), usage=lambda: usage)
 
-    assert planned.evicted == ("team/train",)
+    assert planned.affected_pods == ("team/train",)
 
 
 def test_a_plan_names_the_pods_or_devices_that_it_ends() -> None:
@@ -71,8 +71,8 @@ def test_a_plan_names_the_pods_or_devices_that_it_ends() -> None:
         with_layout("all-balanced", count=4).deps.gpus.observe(), layout("one-slice")
     )
 
-    assert planned.evicted == ("team/train-0",)
-    assert "Pods that would be evicted: team/train-0" in drawn(planned)
+    assert planned.affected_pods == ("team/train-0",)
+    assert "Affected pods: team/train-0" in drawn(planned)
     assert planned.plan.destroyed_uuids == {uuids["2g.10gb"]}
     assert f"MIG devices that must be idle: {uuids['2g.10gb']}" in unknown
     assert unknown.endswith("Layout one-slice: 1 instance destroyed, 2 created, 3 kept; no reset.")

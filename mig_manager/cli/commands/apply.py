@@ -97,7 +97,7 @@ def run(settings: Settings, terminal: console.Console) -> int:
     command.warn(result.lenient_warnings)
     command.warn_unreachable(result.gpus.unreachable, "the layout is not active on it")
     command.warn(gpu_recovery.faults(result.gpus))
-    command.note_changes(result.rounds, result.gpus)
+    command.note_changes(result.executed, result.gpus)
     if not result.is_changed:
         terminal.note(f"layout '{result.layout}' is already active")
     return status

@@ -82,7 +82,7 @@ def run(settings: Settings, terminal: console.Console) -> int:
         resets_faulty=settings.repair is node_settings.RepairPolicy.RESET,
     )
     status = command.answer(result.to_data, lambda: _summary(result), is_good=not result.problems)
-    command.note_changes(result.rounds)
+    command.note_changes(result.executed)
     if settings.repair is not node_settings.RepairPolicy.OFF:
         command.warn(result.faults)
     for problem in result.problems:
@@ -95,9 +95,9 @@ def _summary(result: "boot.Restored") -> str:
     if not result.layout:
         return "No layout is saved for the boot: nothing to do."
     is_partial = result.problems and not result.is_fallback
-    if not result.rounds and is_partial:
+    if not result.executed and is_partial:
         return f"Layout {result.layout} is not restored on every GPU."
-    if not result.rounds:
+    if not result.executed:
         return f"Layout {result.layout} is already active: nothing to do."
     if result.is_fallback:
         return f"No valid layout was saved: layout {result.layout} is applied."

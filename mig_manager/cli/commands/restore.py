@@ -51,7 +51,7 @@ def run(settings: Settings, terminal: console.Console) -> int:
     result = applying.restore(dependencies, source, is_mode_only=settings.is_mode_only)
     status = command.answer(result.to_data, lambda: "MIG configuration restored successfully")
     command.warn_unreachable(result.gpus.unreachable, "nothing was restored on it")
-    command.note_changes(result.rounds)
+    command.note_changes(result.executed)
     if not result.is_changed:
         terminal.note(f"{source.name} is already active; nothing to do")
     return status

@@ -201,9 +201,9 @@ def difference(result: plans.Planned) -> str:
 
 
 def _disruption(result: plans.Planned, style: styles.Style, *, agent_evicts: bool | None) -> str:
-    """Say which pods would be evicted, or else which devices must be idle."""
-    if result.evicted:
-        return tables.listing("Pods that would be evicted", result.evicted, style)
+    """Say which pods use devices to be destroyed, or else which devices must be idle."""
+    if result.affected_pods:
+        return tables.listing("Affected pods", result.affected_pods, style)
     changed = {step.gpu_uuid for step in result.plan.of(steps.SetMode)}
     whole = [gpu for gpu in result.gpus if gpu.uuid in changed]
     parts = {uuid for gpu in whole for uuid in gpu.mig_uuids}

@@ -67,7 +67,7 @@ class Plan(_PlanFacts):
 
     kind: Literal["Plan"]
     destroyed_uuids: list[str]  # MIG devices that are destroyed, GPUs whose mode changes
-    evicted_pods: list[str]  # pods that use them, as far as known
+    affected_pods: list[str]  # pods that use them, as far as known
     gpus: list[GpuPlan]  # GPUs that change
 
 

@@ -13,7 +13,7 @@ from mig_manager.core.node.devices import resources, strategies
 if TYPE_CHECKING:
     from mig_manager.core.answers import fleet_answers, plan_answers
 
-_OMITTED_KEYS = ("kind", "destroyed_uuids", "evicted_pods")
+_OMITTED_KEYS = ("kind", "destroyed_uuids", "affected_pods")
 """Keys of a plan to leave out: UUIDs are not published, and ``NodePlan`` has the evicted pods."""
 
 

@@ -58,7 +58,7 @@ class Planned:
         return self.plan.affected_ids(self.gpus)
 
     @property
-    def evicted(self) -> tuple[str, ...]:
+    def affected_pods(self) -> tuple[str, ...]:
         """Known pods that use devices to be destroyed."""
         return tuple(sorted({pod for uuid in self.affected for pod in self.users.get(uuid, ())}))
 
@@ -76,7 +76,7 @@ class Planned:
                 "kept": self.kept,
             },
             "destroyed_uuids": sorted(self.plan.destroyed_uuids),
-            "evicted_pods": list(self.evicted),
+            "affected_pods": list(self.affected_pods),
             "unserved_mig_strategies": {one.value: why for one, why in self.unserved.items()},
             "warnings": list(self.warnings),
             "gpus": [plan_answers.plan(gpu_plan) for gpu_plan in self.plan.gpus if gpu_plan.steps],
@@ -88,7 +88,7 @@ class Planned:
 class ApplyResult:
     """What applying a layout changed."""
 
-    rounds: tuple[Planned, ...]  # the executed plans; empty if the layout was already active
+    executed: tuple[Planned, ...]  # empty if the layout was already active
     layout: str
     gpus: model.ObservedGpus
     """All GPUs of the node afterwards; the layout is not active on the unreachable ones."""
@@ -97,7 +97,7 @@ class ApplyResult:
     @property
     def is_changed(self) -> bool:
         """Whether any plan was executed."""
-        return bool(self.rounds)
+        return bool(self.executed)
 
     def to_data(self) -> "plan_answers.Change":
         """Return plain data for JSON and YAML."""
@@ -106,7 +106,7 @@ class ApplyResult:
             "layout": self.layout,
             "is_changed": self.is_changed,
             "warnings": [str(remark) for remark in self.lenient_warnings],
-            "plans": [planned.to_data() for planned in self.rounds],
+            "plans": [planned.to_data() for planned in self.executed],
             "unreachable_gpus": [gpu_answers.unreachable(gpu) for gpu in self.gpus.unreachable],
         }
 
