@@ -20,7 +20,7 @@ from mig_manager.agent import (
 )
 from mig_manager.agent.phases import failures, services_and_hooks
 from mig_manager.change import hook_points
-from mig_manager.core import messages, model, ports
+from mig_manager.core import messages, model, pod_rights, ports
 from mig_manager.core.layout import custom_layouts
 from mig_manager.core.records import gpu_repair, journals, requests, run_status
 
@@ -174,7 +174,7 @@ class AttemptSeries:
             key=request.key,
             boot_id=deps.boot_id,
             # Without evictions, the node must not stay tainted until pods are gone.
-            may_drain=options.may_evict(record),
+            may_drain=not pod_rights.is_passive(record, is_repair=options.is_repair),
         )
         return attempts.Attempt(
             deps=deps,

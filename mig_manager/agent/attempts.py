@@ -9,7 +9,7 @@ from typing import TypeVar
 from mig_manager import reasons
 from mig_manager.agent import layout_request, node_context, outcomes, run_recorder
 from mig_manager.change import change_recorder, hook_points, plan_executor, transaction
-from mig_manager.core import messages, ports, timing
+from mig_manager.core import messages, pod_rights, ports, timing
 from mig_manager.core.objects import pod_object
 from mig_manager.core.records import journals, node_entries, requests, run_status
 
@@ -57,15 +57,16 @@ class Attempt(node_context.NodeContext):
         return self.options.is_repair
 
     @property
-    def only_restores(self) -> bool:
-        """Whether the layout was verified since it was requested: no pod is evicted for it."""
-        is_verified = self.options.is_heal or self.record.verified is not None
-        return is_verified and not self.is_repair
-
-    @property
-    def is_on_demand(self) -> bool:
-        """Whether the layout was chosen on demand: no attempt at the request evicts a pod."""
-        return not self.options.may_evict(self.record)
+    def rights(self) -> pod_rights.AttemptRights:
+        """What the attempt may do with pods; its layout's content also decides, once resolved."""
+        return pod_rights.decide(
+            self.record,
+            self.settings.policy.drain,
+            is_repair=self.is_repair,
+            is_heal=self.options.is_heal,
+            content_hash=self.status.content_hash,
+            boot_id=self.deps.boot_id,
+        )
 
     @property
     def plugin_config(self) -> str | None:

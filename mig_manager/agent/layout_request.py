@@ -3,7 +3,7 @@
 import dataclasses
 
 from mig_manager.core.layout import custom_layouts
-from mig_manager.core.records import requests, run_status
+from mig_manager.core.records import run_status
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +31,7 @@ class AttemptOptions:
 
     attempt: int = 1  # the number of the attempt
     is_new: bool = False  # whether label or annotation have changed since the last run
-    is_heal: bool = False  # whether a drift is healed, for which no pod is evicted
+    is_heal: bool = False  # whether a drift is healed
     retry_after_s: float = 0.0  # the pause before the next attempt, if this one fails
     uuids_to_repair: frozenset[str] = frozenset()
     """Of the GPUs that the attempt resets; see ``is_repair``."""
@@ -40,13 +40,6 @@ class AttemptOptions:
     def is_repair(self) -> bool:
         """Whether the attempt resets GPUs; if not, it applies the layout."""
         return bool(self.uuids_to_repair)
-
-    def may_evict(self, record: requests.RequestRecord) -> bool:
-        """Return whether the attempt may evict pods: not for a layout chosen on demand.
-
-        A repair has the right from the owner's setting, whatever the origin of the layout.
-        """
-        return record.may_evict or self.is_repair
 
 
 DEFAULT_OPTIONS = AttemptOptions()

@@ -30,7 +30,7 @@ from mig_manager.agent.phases import (
     targets,
     verification,
 )
-from mig_manager.core import messages
+from mig_manager.core import messages, pod_rights
 from mig_manager.core.planner import vgpus
 from mig_manager.core.records import run_status
 
@@ -121,7 +121,8 @@ def _steps(attempt: attempts.Attempt) -> outcomes.Outcome:
     if inputs.plan.is_empty:
         snapshots = target.unrestored_snapshots(gpus, attempt.journal.gpus.snapshots)
         return verification.verify_unchanged(attempt, gpus, snapshots)
-    is_new = attempt.is_first and not (attempt.only_restores or attempt.is_repair)
+    only_restores = isinstance(attempt.rights.pods, pod_rights.RestoreOnly)
+    is_new = attempt.is_first and not (only_restores or attempt.is_repair)
     if is_new and attempt.journal.is_empty:
         # Asking kubelet may take long, and the label's author should see a reaction.
         attempt.recorder.enter(run_status.Phase.RESOLVE, "checking which pods use the GPUs")

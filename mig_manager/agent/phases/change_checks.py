@@ -162,6 +162,6 @@ def _plan_for_usage(
 def idle_wait(attempt: attempts.Attempt) -> timing.Wait:
     """Return the wait for processes that use devices to be destroyed."""
     return dataclasses.replace(
-        attempt.new_wait(0.0 if attempt.is_on_demand else attempt.settings.in_use_timeout_s),
+        attempt.new_wait(0.0 if attempt.rights.is_passive else attempt.settings.in_use_timeout_s),
         on_wait=lambda error: _log.info("gpus_in_use", error=error.message),
     )

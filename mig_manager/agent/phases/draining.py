@@ -15,12 +15,11 @@ from mig_manager.agent.pods import (
     device_usage,
     dra_driver,
     drain,
-    drain_scope,
     node_advertisers,
     paused_clients,
     pausing,
 )
-from mig_manager.core import messages
+from mig_manager.core import messages, pod_rights
 from mig_manager.core.objects import node_object, well_known
 from mig_manager.core.records import run_status
 
@@ -107,12 +106,12 @@ def drain_whole_node(
         DrainError: The deadline passed.
         MigManagerError: REBOOT_REQUIRED: pods cannot end. IN_USE: pods may not be evicted.
     """
-    if attempt.is_on_demand:
+    if attempt.rights.is_passive:
         raise errors.MigManagerError(
             "a custom layout does not reboot an on-demand node",
             reason=reasons.Reason.REBOOT_REQUIRED,
         )
-    scope = drain_scope.DrainScope(affected=None, rights=change.scope.rights)
+    scope = dataclasses.replace(change.scope, affected=None)
     clients = change.usage.extra_clients
     usage = device_usage.wait_for_usage(attempt, change.inputs.gpus, None, extra_clients=clients)
     claiming = [pod.key for pod in usage.users(None) if pod.may_claim]
@@ -139,7 +138,7 @@ def _publish(attempt: attempts.Attempt, change: planning.PlannedChange) -> None:
     affected = change.affected_pods
     message = f"applying {attempt.status.title}"
     if affected:
-        act = "evict" if isinstance(change.scope.rights, drain_scope.Evict) else "wait for"
+        act = "evict" if isinstance(change.scope.rights, pod_rights.Evict) else "wait for"
         count = messages.count(len(affected), "pod")
         message = f"{count} to {act}: {change.usage.describe_users(affected)}"
 

@@ -8,7 +8,7 @@ from mig_manager import errors, reasons
 from mig_manager.agent import attempts, outcomes
 from mig_manager.agent.phases import resolving, rolling_back, services_and_hooks, verification
 from mig_manager.agent.pods import pausing
-from mig_manager.core import messages
+from mig_manager.core import messages, pod_rights
 from mig_manager.core.records import change_failures, requests, run_status
 
 _log = structlog.get_logger()
@@ -70,7 +70,7 @@ def _is_final(attempt: attempts.Attempt, error: errors.MigManagerError) -> bool:
     """
     is_client = isinstance(error, errors.NotReadyError)
     is_in_use = error.reason is reasons.Reason.IN_USE and not is_client
-    return attempt.is_on_demand and is_in_use and not attempt.only_restores
+    return is_in_use and isinstance(attempt.rights.pods, pod_rights.OnDemand)
 
 
 def undo(attempt: attempts.Attempt) -> str:

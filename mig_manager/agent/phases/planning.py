@@ -3,14 +3,14 @@
 import dataclasses
 import functools
 import types
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from mig_manager import errors, reasons
 from mig_manager.agent import attempts, outcomes
 from mig_manager.agent.phases import rolling_back, targets
 from mig_manager.agent.pods import drain_scope
-from mig_manager.core import messages, model, steps
-from mig_manager.core.node import gpu_use, policies
+from mig_manager.core import messages, model, pod_rights, steps
+from mig_manager.core.node import gpu_use
 from mig_manager.core.node.daemons import client_table
 from mig_manager.core.objects import pod_object
 from mig_manager.core.planner import planner
@@ -38,7 +38,7 @@ class ChangeInputs:
 
     def scope(self, plan: steps.Plan) -> drain_scope.DrainScope:
         """Return which pods the drain for a plan affects."""
-        is_whole_node = isinstance(self.rights, drain_scope.Evict) and self.rights.is_whole_node
+        is_whole_node = isinstance(self.rights, pod_rights.Evict) and self.rights.is_whole_node
         return drain_scope.DrainScope(
             affected=None if is_whole_node else plan.affected_ids(self.gpus),
             rights=self.rights,
@@ -165,29 +165,24 @@ def _require_repaired(
 
 
 def _rights(attempt: attempts.Attempt, plan: steps.Plan) -> drain_scope.DrainRights:
-    """Return what the change may do with the pods that it affects.
-
-    The first of these that applies decides: a verified layout is only restored, the layout was
-    chosen on demand, earlier changes to it cost enough evictions, the owner's drain policy.
-    """
-    if attempt.only_restores:
-        title = attempt.status.title
-        if plan.gpu_uuids == attempt.record.returned_gpus(plan.gpu_uuids):
+    """Return what the change may do with the pods that it affects; a refusal has its words."""
+    title = attempt.status.title
+    message: Callable[[str], str]
+    match attempt.rights.pods:
+        case pod_rights.Evict() | pod_rights.WaitOnly() as rights:
+            return rights
+        case pod_rights.OnDemand():
+            return drain_scope.Refuse(reasons.Reason.IN_USE, _ON_DEMAND.format)
+        case pod_rights.EvictedEnough(failed):
+            message = functools.partial(
+                outcomes.failed_changes_message, title, failed.count, failed.problem
+            )
+            return drain_scope.Refuse(failed.reason, message)
+        case pod_rights.RestoreOnly():
+            if plan.gpu_uuids != attempt.record.returned_gpus(plan.gpu_uuids):
+                message = functools.partial(outcomes.drift_message, title)
+                return drain_scope.Refuse(reasons.Reason.DRIFTED, message)
             # The layout has not drifted there.
             gpus = messages.list_names([*map(str, plan.gpus)])
             message = functools.partial(outcomes.returned_gpus_message, title, gpus)
             return drain_scope.Refuse(reasons.Reason.IN_USE, message)
-        message = functools.partial(outcomes.drift_message, title)
-        return drain_scope.Refuse(reasons.Reason.DRIFTED, message)
-    if attempt.is_on_demand:
-        return drain_scope.Refuse(reasons.Reason.IN_USE, _ON_DEMAND.format)
-    failed = attempt.record.failed_changes
-    if failed and failed.are_enough(attempt.status.content_hash, attempt.deps.boot_id):
-        message = functools.partial(
-            outcomes.failed_changes_message, attempt.status.title, failed.count, failed.problem
-        )
-        return drain_scope.Refuse(failed.reason, message)
-    if attempt.settings.policy.drain is policies.DrainPolicy.NONE:
-        return drain_scope.WaitOnly("--drain-policy none evicts no pod")
-    is_whole_node = attempt.settings.policy.drain is policies.DrainPolicy.NODE
-    return drain_scope.Evict(is_whole_node=is_whole_node)

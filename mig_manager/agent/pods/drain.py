@@ -15,7 +15,7 @@ import structlog
 from mig_manager import errors, reasons
 from mig_manager.agent import attempts
 from mig_manager.agent.pods import device_listing, dra_driver, drain_scope, eviction, pod_removal
-from mig_manager.core import messages
+from mig_manager.core import messages, pod_rights
 from mig_manager.core.node import evictions, gpu_use
 from mig_manager.core.objects import pod_object
 
@@ -189,8 +189,8 @@ class Drain:
         """Evict the pods if that is allowed; return why others stay for now."""
         keys = [pod.key for pod in remaining]
         self.scope.require_allowed(messages.list_names(keys))
-        if isinstance(self.scope.rights, drain_scope.WaitOnly):
-            return dict.fromkeys(keys, self.scope.rights.why)
+        if isinstance(self.scope.rights, pod_rights.WaitOnly):
+            return dict.fromkeys(keys, "--drain-policy none evicts no pod")
         return self.evictions.evict(remaining)
 
     def _await_listing(
@@ -217,7 +217,7 @@ class Drain:
     def _may_force(self, remaining: Sequence[pod_object.Pod]) -> bool:
         return (
             self.attempt.settings.policy.is_forced
-            and isinstance(self.scope.rights, drain_scope.Evict)
+            and isinstance(self.scope.rights, pod_rights.Evict)
             and bool(remaining)
             and not any(map(evictions.why_not_evictable, remaining))
         )
@@ -243,8 +243,8 @@ class Drain:
 
     def _has_only_to_wait(self, usage: gpu_use.Usage) -> bool:
         remaining = usage.users(self.scope.affected)
-        is_passive = isinstance(self.scope.rights, drain_scope.WaitOnly)
-        return bool(remaining) and (is_passive or not self.evictions.is_any_ready(remaining))
+        only_waits = isinstance(self.scope.rights, pod_rights.WaitOnly)
+        return bool(remaining) and (only_waits or not self.evictions.is_any_ready(remaining))
 
     def _usage(self, pods: pod_object.Pods) -> gpu_use.Usage:
         latest = self.planned_usage.with_pods(pods)

@@ -4,21 +4,8 @@ import dataclasses
 from collections.abc import Callable
 
 from mig_manager import errors, reasons
+from mig_manager.core import pod_rights
 from mig_manager.core.node import gpu_use
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Evict:
-    """Evict the affected pods."""
-
-    is_whole_node: bool = False  # whether every plan affects every pod with a GPU
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class WaitOnly:
-    """Wait until the affected pods have ended."""
-
-    why: str  # why no pod is evicted, for messages
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -29,7 +16,8 @@ class Refuse:
     message: Callable[[str], str]  # returns the message, from the names of the affected pods
 
 
-DrainRights = Evict | WaitOnly | Refuse  # what a change may do with the pods that it affects
+DrainRights = pod_rights.Evict | pod_rights.WaitOnly | Refuse
+"""What a change may do with the pods that it affects."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

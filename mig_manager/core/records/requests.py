@@ -64,6 +64,8 @@ class RequestRecord:
     annotation_hash: str = ""  # hash of the annotation with the layout; empty for other layouts
     origin: Origin = Origin.LABEL
     may_evict: bool = True
+    """The request's part of ``pod_rights.decide``, which outlives an attempt; False for a layout
+    that a program chose on demand, or on a node for such layouts."""
     verified: Verified | None = None  # None: no layout was verified since this was requested
     desired_hashes: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """By UUID: ``selection.desired_hashes`` of the layout, when the GPU was last reachable."""

@@ -7,6 +7,7 @@ import pytest
 from mig_manager import errors, reasons
 from mig_manager.agent import agent_settings
 from mig_manager.agent.pods import drain, drain_scope
+from mig_manager.core import pod_rights
 from mig_manager.core.node import gpu_use, policies
 from mig_manager.core.node.daemons import client_table
 from tests.rigs.node import agents, driver_rules, fake_cluster, fakes, gpu_values
@@ -33,10 +34,10 @@ def new_drain(
     **overrides: Any,
 ) -> drain.Drain:
     settings = agent_settings.RunSettings(policy=policy or policies.Policy(), drain_timeout_s=20)
-    is_passive = settings.policy.drain is policies.DrainPolicy.NONE
+    only_waits = settings.policy.drain is policies.DrainPolicy.NONE
     scope = drain_scope.DrainScope(
         affected=None if settings.policy.drain is policies.DrainPolicy.NODE else affected,
-        rights=drain_scope.WaitOnly("none") if is_passive else drain_scope.Evict(),
+        rights=pod_rights.WaitOnly() if only_waits else pod_rights.Evict(),
     )
     attempt = agents.new_attempt(
         rig, "one-slice-changed", settings, request or fakes.FakeRequest(rig.clock), **overrides

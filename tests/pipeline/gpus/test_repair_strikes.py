@@ -1,5 +1,6 @@
 """Repairs that are killed, superseded, delayed, or overtaken by other changes."""
 
+import json
 from collections.abc import Callable
 
 import pytest
@@ -8,7 +9,7 @@ from mig_manager import reasons
 from mig_manager.agent.drift import actions
 from mig_manager.core.fleet import slots
 from mig_manager.core.objects import well_known
-from mig_manager.core.records import run_status
+from mig_manager.core.records import change_failures, run_status
 from mig_manager.core.settings import node_settings
 from tests.pipeline import custom_requests, repairs
 from tests.rigs.node import agents, ends, fakes, gpu_values, node_rig, nodes, strikes
@@ -213,3 +214,27 @@ def test_a_repair_evicts_whatever_the_origin_of_the_layout() -> None:
     assert repairs.resets(rig) == 1
     assert "affected" not in rig.pods.names
     assert rig.node_object.request_record["mayEvict"] is False
+
+
+def test_a_repair_evicts_whatever_the_layout_has_cost_since_a_reboot() -> None:
+    """Only then the status of a repair has the hash of a layout, as its failed changes have."""
+    rig = repairs.faulty_node()
+    outcome = repairs.request_other(rig, repairs.agent_of(rig))
+    assert outcome.reason is reasons.Reason.GPU_NEEDS_RESET
+    failed = change_failures.FailedChanges(
+        content_hash="x",
+        boot_id=rig.host.boot_id,
+        reason=reasons.Reason.HOOK_FAILED,
+        problem="it fails",
+        count=3,
+    )
+    past = {"rebootedHash": "x", "failedChanges": failed.to_data()}
+    record = json.dumps(rig.node_object.request_record | past)
+    rig.node_object.annotations[well_known.REQUEST_ANNOTATION] = record
+    restarted = repairs.agent_of(rig)
+    restarted.recover("all-1g.5gb")
+
+    outcome = agents.run(rig, "all-1g.5gb", by=restarted)
+
+    assert outcome.state is run_status.State.SUCCESS, outcome.message
+    assert repairs.resets(rig) == 1

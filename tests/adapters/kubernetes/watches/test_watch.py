@@ -13,6 +13,7 @@ from mig_manager import errors
 from mig_manager.adapters.kubernetes import api, fleet, pods, watch
 from mig_manager.agent import agent_settings
 from mig_manager.agent.pods import drain, drain_scope
+from mig_manager.core import pod_rights
 from mig_manager.core.node import gpu_use
 from mig_manager.sandbox.apiserver import kinds
 from testkit import apiserver
@@ -308,7 +309,7 @@ def test_a_drain_ends_soon_after_its_pod_is_gone_even_if_the_watch_breaks(
         fakes.FakeRequest(clock),
         workloads=workloads,
     )
-    scope = drain_scope.DrainScope(affected=destroyed, rights=drain_scope.Evict())
+    scope = drain_scope.DrainScope(affected=destroyed, rights=pod_rights.Evict())
     node_drain = drain.Drain.start_or_continue(attempt, scope, usage)
     node_drain.run()
     assert node_drain.removals.count == 1
