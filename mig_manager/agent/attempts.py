@@ -6,14 +6,19 @@ import functools
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
-from mig_manager import reasons
+import structlog
+
+from mig_manager import errors, reasons
 from mig_manager.agent import layout_request, node_context, outcomes, run_recorder
 from mig_manager.change import change_recorder, hook_points, plan_executor, transaction
 from mig_manager.core import messages, pod_rights, ports, timing
 from mig_manager.core.objects import pod_object
+from mig_manager.core.planner import planner
 from mig_manager.core.records import journals, node_entries, requests, run_status
 
 _Problem = TypeVar("_Problem")
+
+_log = structlog.get_logger()
 
 _NOT_RETRIED = "Request a layout that keeps what is in use; the agent does not retry."
 
@@ -119,7 +124,22 @@ class Attempt(node_context.NodeContext):
         """
         with self.hold_lock(doing, wait):
             self.recorder.take_over()
+            self._forget_outdated_change()
             yield
+
+    def _forget_outdated_change(self) -> None:
+        """Forget an interrupted change if ``apply`` has verified a layout on its GPUs since."""
+        before = self.journal.gpus.snapshots
+        if not before:
+            return
+        with contextlib.suppress(errors.HardwareError, errors.LayoutError):
+            gpus = self.deps.gpus.observe()
+            has_rest = not planner.restore(gpus, before).is_empty
+            if has_rest and (since := self.verified_layout.name_verified_since(before, gpus)):
+                _log.warning("interrupted_change_outdated", verified_since=since)
+                self.recorder.set_journal(
+                    applied_before="", gpus=self.journal.gpus.with_snapshots(())
+                )
 
     def until_solved(
         self, find: Callable[[pod_object.Pods], _Problem], timeout_s: float

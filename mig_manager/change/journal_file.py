@@ -260,21 +260,8 @@ def _why_outdated(
     is_rebooted = bool(journal.boot_id) and journal.boot_id != deps.boot_id
     if is_rebooted and any(gpu.gpu_instances for gpu in observed.only(uuids)):
         return " when the node was rebooted, and the GPUs were set up since"
-    # An interrupted change leaves no verified layout: an agent has applied it after the kill.
-    kept = deps.verified_layout.read()
-    if kept is None:
-        return ""
-    snapshots = tuple(gpu for gpu in kept.snapshots if gpu.uuid in uuids)
-    try:
-        is_active = planner.restore(observed, snapshots).is_empty and not (
-            observed.unreachable_snapshots(snapshots)
-            or planner.unowned_instances(observed, snapshots)
-        )
-    except errors.LayoutError:
-        return ""
-    is_complete = uuids.issubset(kept.covered) and len(snapshots) == len(journal.gpus.snapshots)
-    is_known = is_complete and kept.boot_id == deps.boot_id
-    return f", and layout '{kept.layout}' was verified since" if is_known and is_active else ""
+    since = deps.verified_layout.name_verified_since(journal.gpus.snapshots, observed)
+    return f", and layout '{since}' was verified since" if since else ""
 
 
 def _not_written(problem: str) -> errors.UsageError:

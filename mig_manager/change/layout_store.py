@@ -8,6 +8,7 @@ from collections.abc import Collection
 
 from mig_manager import errors
 from mig_manager.core import model, ports
+from mig_manager.core.planner import planner
 from mig_manager.core.records import verified_layouts
 
 
@@ -32,6 +33,25 @@ class VerifiedLayoutStore:
             return self.parse()
         except errors.ConfigError:
             return None
+
+    def name_verified_since(self, before: model.Snapshots, gpus: model.ObservedGpus) -> str:
+        """Return the layout that was verified after an interrupted change; empty if none was.
+
+        An interrupted change leaves no verified layout: another manager has applied it since. It
+        is on all GPUs of the change, whose state ``before`` must not be restored then.
+        """
+        saved = self.read()
+        uuids = {gpu.uuid for gpu in before}
+        if saved is None or saved.boot_id != self.boot_id or not uuids.issubset(saved.covered):
+            return ""
+        snapshots = tuple(gpu for gpu in saved.snapshots if gpu.uuid in uuids)
+        try:
+            is_active = planner.restore(gpus, snapshots).is_empty and not (
+                gpus.unreachable_snapshots(snapshots) or planner.unowned_instances(gpus, snapshots)
+            )
+        except errors.LayoutError:
+            return ""
+        return saved.layout if is_active and len(snapshots) == len(before) else ""
 
     def save(
         self,

@@ -10,7 +10,17 @@ from mig_manager.core import model, steps
 from mig_manager.core.objects import well_known
 from mig_manager.core.records import journals, run_status
 from mig_manager.reasons import Reason
-from tests.rigs.node import agents, call_errors, ends, fakes, gpu_values, node_rig, nodes, strikes
+from tests.rigs.node import (
+    agents,
+    call_errors,
+    ends,
+    fakes,
+    gpu_values,
+    local_rig,
+    node_rig,
+    nodes,
+    strikes,
+)
 
 
 def cut_in_half() -> tuple[node_rig.NodeRig, tuple[model.Gpu, ...]]:
@@ -37,6 +47,28 @@ def test_an_interrupted_change_is_undone_only_under_the_lock() -> None:
     assert ends.is_as_before(rig, before)
     assert lock.descriptions == ["undoing an interrupted change to all-1g.5gb"]
     assert rig.host.refreshes == 1
+
+
+@pytest.mark.parametrize("label", [None, "other", "requested"])
+def test_layout_applied_at_a_shell_since_the_kill_is_not_undone(label: str | None) -> None:
+    rig = local_rig.LocalRig("before")
+    rig.start_plugin()
+    text = local_rig.LAYOUTS_TEXT
+    agents.run(rig, "before", layouts=text)
+    strikes.kill_before(rig, steps.CreateGpuInstance, "requested", layouts=text)
+    rig.change_to("small")
+    applied = rig.gpus
+    rig.failures.add(steps.CreateGpuInstance, call_errors.REFUSED, times=1)
+
+    agent = agents.start(rig, label, layouts=text)
+    if label is None:
+        assert not agent.restore_without_request()
+    else:
+        assert agents.run(rig, label, by=agent).state is run_status.State.FAILED
+
+    assert ends.is_as_before(rig, applied)
+    assert rig.node_object.labels.get(well_known.APPLIED_LABEL) is None
+    ends.assert_restored(rig)
 
 
 def test_instance_that_the_interrupted_change_did_not_create_stays() -> None:
@@ -182,6 +214,7 @@ def test_a_rollback_that_a_pod_prevents_pauses_no_device_plugin() -> None:
     before = nodes.node(layout="all-balanced").gpus[0].snapshot
     journal = journals.Journal(layout="all-1g.5gb", gpus=journals.GpuEntries(snapshots=(before,)))
     rig.node_object.annotations = {well_known.JOURNAL_ANNOTATION: journal.to_json()}
+    rig.verified_layout_file.clear()  # The killed agent verified nothing.
     rig.pods.add("new", devices=frozenset({rig.gpus[0].mig_uuids[0]}))
     pods = dict(rig.pods)
 
