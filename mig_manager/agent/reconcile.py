@@ -96,9 +96,20 @@ class Reconciler:
             # The document does not show that this layout evicts no pod. Publish it before the
             # owner can remove the node's label during a wait of this run.
             self._series.publish_record()
-        locked = repairing.repair(self._series, request, cancel, options)
+        locked: errors.LockedError | None = None
+        try:
+            repairing.repair(self._series, request, cancel, options)
+        except errors.LockedError as error:
+            state = self._context.node_labels.get(well_known.STATE_LABEL)
+            if state == run_status.State.SUCCESS.value:
+                # The layout stays a success, and the repairs open.
+                raise
+            locked = error
         with self._series.start_attempt(request, cancel, options) as attempt:
-            outcome = locked or run.run(attempt)
+            # With the lock at another manager, the layout's run would wait for it once more.
+            outcome = (
+                attempt.failure(locked.reason, locked.message) if locked else run.run(attempt)
+            )
             outcome, decision = repairing.follow_up(attempt, outcome)
             self._deps.telemetry.drift_found(is_drifted=outcome.reason is reasons.Reason.DRIFTED)
             gpus = attempt.status.observed_gpus

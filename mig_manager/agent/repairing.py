@@ -15,7 +15,6 @@ from mig_manager.agent import attempt_series, attempts, layout_request, node_con
 from mig_manager.agent.pods import unreachable_gpus
 from mig_manager.core import messages, model, ports
 from mig_manager.core.node.devices import claims
-from mig_manager.core.objects import well_known
 from mig_manager.core.records import gpu_recovery, gpu_repair, requests, run_status
 from mig_manager.core.settings import node_settings
 
@@ -53,47 +52,40 @@ def repair(
     request: layout_request.Request,
     cancel: ports.Cancellation,
     options: layout_request.AttemptOptions,
-) -> outcomes.Outcome | None:
+) -> None:
     """Run the repairs that have begun, before the run of the requested layout.
 
     They are postponed if the owner forbids them meanwhile, or leaves the node to another program.
 
-    Returns:
-        The outcome of the layout, if its run would only meet the same lock.
-
     Raises:
         ClusterError: No outcome was published; the journal is still there.
-        LockedError: Another manager is at work; the layout stays a success, and the repairs open.
+        LockedError: Another manager was at work until the deadline; the repairs stay open.
         Superseded: Another layout is requested, or the agent stops; all is restored.
     """
     uuids = gpu_repair.open_gpus(series.record.repairs)
     if not uuids:
-        return None
+        return
     of_repair = dataclasses.replace(options, uuids_to_repair=uuids)
     with series.start_attempt(request, cancel, of_repair) as attempt:
         # An earlier agent may have begun it, with other settings.
         if not (why := _why_forbidden(attempt)):
-            return _repair(attempt)
+            _repair(attempt)
+            return
         _postpone(attempt, why)
     if not series.journal.is_empty:
         # The layout's run would not restore the instances of a GPU that awaits a reset. It meets
         # the same lock, and reports it.
         with contextlib.suppress(errors.LockedError):
             series.undo()
-    return None
 
 
-def _repair(attempt: attempts.Attempt) -> outcomes.Outcome | None:
-    """Run the repairs, and record their end; return and raise as ``repair``."""
+def _repair(attempt: attempts.Attempt) -> None:
+    """Run the repairs, and record their end; raise as ``repair``."""
     outcome = run.run(attempt)
     if outcome.reason is reasons.Reason.LOCKED:
-        labels = attempt.node_labels
-        if labels.get(well_known.STATE_LABEL) != run_status.State.SUCCESS.value:
-            return outcome
         raise errors.LockedError(outcome.description)
     _end(attempt, outcome)
     attempt.recorder.abandon()
-    return None
 
 
 def follow_up(
