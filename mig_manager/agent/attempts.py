@@ -27,6 +27,9 @@ _NOT_RETRIED = "Request a layout that keeps what is in use; the agent does not r
 class Attempt(node_context.NodeContext):
     """One attempt at a request; what it changes is in the recorder and in the memory.
 
+    A drift check, the undo of an interrupted run and the end of a pending one are attempts too,
+    with the default options: they take over the same journal, and use steps of a run.
+
     A function that takes it waits, writes the journal, or acts as the request says.
     """
 
@@ -53,7 +56,7 @@ class Attempt(node_context.NodeContext):
 
     @property
     def is_first(self) -> bool:
-        """Whether no attempt at the same request came before."""
+        """Whether this is no retry of a run: so a drift check is always the first."""
         return self.options.attempt == 1
 
     @property
