@@ -103,16 +103,16 @@ def _play(
     rig: node_rig.NodeRig, layout: str, story: Story, *, superseded_at: int | None = None
 ) -> int:
     """Play one run; return how often it checked for a newer request."""
-    request = fakes.FakeRequest(rig.clock, ends_at=superseded_at, is_replaced=True)
+    cancel = fakes.FakeCancellation(rig.clock, ends_at=superseded_at, is_replaced=True)
     with _record(rig, story) as recorder:
         try:
             # An end that could not be published is for the next run.
             with contextlib.suppress(errors.ClusterError):
-                agents.new_agent(rig).run(layout, request)
+                agents.new_agent(rig).run(layout, cancel)
         except errors.Superseded:
             recorder.record()
             recorder.note_superseded()
-    return request.checks
+    return cancel.checks
 
 
 def _with_every_call_failing(change: swept_changes.NodeChange, story: Story) -> None:
@@ -146,20 +146,20 @@ def _killed_everywhere(change: swept_changes.NodeChange, story: Story) -> None:
                 successor = agents.new_agent(rig)
                 successor.recover(requested)
             with _record(rig, story):
-                successor.run(requested, fakes.FakeRequest(rig.clock, is_replaced=False))
+                successor.run(requested, fakes.FakeCancellation(rig.clock, is_replaced=False))
 
 
 def _reboot(story: Story) -> None:
     """Reboot in the middle of a run, as the signal to end does, and go on afterwards."""
     rig = nodes.rebooting_node()
-    request = fakes.FakeRequest(rig.clock, ends_when=lambda: rig.host.reboots > 0)
+    cancel = fakes.FakeCancellation(rig.clock, ends_when=lambda: rig.host.reboots > 0)
     with _record(rig, story), contextlib.suppress(errors.Superseded):
-        agents.new_agent(rig).run("all-1g.5gb", request)
+        agents.new_agent(rig).run("all-1g.5gb", cancel)
     rig.reboot()
     with _record(rig, story):
         successor = agents.new_agent(rig)
         successor.recover("all-1g.5gb")
-        successor.run("all-1g.5gb", fakes.FakeRequest(rig.clock, is_replaced=False))
+        successor.run("all-1g.5gb", fakes.FakeCancellation(rig.clock, is_replaced=False))
 
 
 def _refuse(story: Story) -> None:

@@ -69,7 +69,7 @@ class RunEnd(NamedTuple):
 
 
 class StruckNode:
-    """One simulated node with the pipeline on it, which starts from the same state every time."""
+    """One simulated node with an agent on it, which starts from the same state every time."""
 
     def __init__(self, change: NvmlChange, path: pathlib.Path) -> None:
         self.change = change
@@ -79,7 +79,7 @@ class StruckNode:
         self._start = self.state.read()
         if change.was is not None:
             self.begin()
-            assert self.run_pipeline(change.was).is_good
+            assert self.run_agent(change.was).is_good
             self._start = self.state.read()
         self.before = simulated_rig.driver_geometry(self.state)
 
@@ -93,16 +93,16 @@ class StruckNode:
         if self.change.is_busy:
             rig.occupy()
         text = layout_table.document(layout_table.LAYOUTS)
-        self._pipeline = agents.new_agent(rig, layouts=text, gpus=self.gpus)
+        self._agent = agents.new_agent(rig, layouts=text, gpus=self.gpus)
 
-    def run_pipeline(
+    def run_agent(
         self, layout: str = "", *, listen: lost_stderr.Listen = structlog.testing.capture_logs
     ) -> RunEnd:
-        """Run the pipeline once; no log line may have a traceback."""
+        """Run the agent once; no log line may have a traceback."""
         rig = self.rig
         with listen() as log:
-            outcome = self._pipeline.run(
-                layout or self.change.layout, fakes.FakeRequest(rig.clock)
+            outcome = self._agent.run(
+                layout or self.change.layout, fakes.FakeCancellation(rig.clock)
             )
         assert [line for line in log if "exc_info" in line] == []
         remaining = [
@@ -129,7 +129,7 @@ class StruckNode:
                 hang_s=hang_s,
             )
         )
-        end = self.run_pipeline(listen=listen)
+        end = self.run_agent(listen=listen)
         (armed,) = self.state.faults()
         assert armed.strikes == 1, f"{moment} was not called"
         self.state.clear_faults()
@@ -143,7 +143,7 @@ class StruckNode:
         """
         self.begin()
         self.state.log_calls(is_on=True)
-        end = self.run_pipeline()
+        end = self.run_agent()
         assert end.is_good
         described = simulated_rig.driver_devices_in_words(self.state)
         assert described == layout_table.gpus_with(self.change.layout, len(described))

@@ -67,7 +67,7 @@ def check_gpus(node: nvml_node.StruckNode, answer: tuple[str, int], end: nvml_no
 
 
 def check_next(node: nvml_node.StruckNode) -> None:
-    again = node.run_pipeline()
+    again = node.run_agent()
     assert (again.is_good, again.geometry, again.remaining) == (True, node.after, [])
 
 

@@ -64,7 +64,7 @@ def in_memory(name: str, folder: pathlib.Path, **options: str) -> dict[str, Any]
         "settings": agent_settings.AgentSettings.read(named | options, {}),
         "gpus": gpus,
         "allocations": fake_cluster.FakeAllocations(rig),
-        "layout_source": fakes.FakeConfig(agents.LAYOUTS_TEXT),
+        "layout_source": fakes.FakeTextSource(agents.LAYOUTS_TEXT),
         "processes": gpus.processes,
         "overrides": main.Overrides(watch_times=_WATCH_TIMES, watches_files=False),
     }

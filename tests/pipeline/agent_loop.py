@@ -50,7 +50,7 @@ def register_again(rig: node_rig.NodeRig) -> None:
 def run_agent(
     rig: node_rig.NodeRig,
     agent: agents.AgentInMemory,
-    layout_source: fakes.FakeConfig,
+    layout_source: fakes.FakeTextSource,
     on_pause: inboxes.OnPause,
 ) -> outcomes.Outcome | None:
     """Run an agent's loop until it is ended, also by ``EndOfPause``; return its last outcome."""

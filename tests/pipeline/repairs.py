@@ -55,8 +55,8 @@ def begun(rig: node_rig.NodeRig, **options: Any) -> agents.AgentInMemory:
 
 def serve(rig: node_rig.NodeRig, by: agents.AgentInMemory | None = None) -> outcomes.Outcome:
     """Let an agent take over, and repair what it finds at the next drift check."""
-    configs = fakes.FakeConfig(agents.LAYOUTS_TEXT)
-    agent = by or agent_of(rig, layout_source=configs)
+    source = fakes.FakeTextSource(agents.LAYOUTS_TEXT)
+    agent = by or agent_of(rig, layout_source=source)
     agent_loop.request(rig, "all-balanced")
     pauses_s: list[float] = []
 
@@ -66,7 +66,7 @@ def serve(rig: node_rig.NodeRig, by: agents.AgentInMemory | None = None) -> outc
         pauses_s.append(pause.seconds)
         rig.clock.wait(pause.seconds)
 
-    outcome = agent_loop.run_agent(rig, agent, configs, check)
+    outcome = agent_loop.run_agent(rig, agent, source, check)
     assert outcome is not None
     return outcome
 

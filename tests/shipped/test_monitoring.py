@@ -43,19 +43,19 @@ class Scrape(NamedTuple):
 
 
 def fill_metrics(agent_metrics: metrics.AgentMetrics, state: pathlib.Path) -> None:
-    """Have an agent's pipeline succeed, fail and be superseded, and its worker change GPUs."""
+    """Have an agent succeed, fail and be superseded, and its worker change GPUs."""
     node = nodes.busy_node()
-    pipeline = agents.new_agent(node, telemetry=agent_metrics)
+    agent = agents.new_agent(node, telemetry=agent_metrics)
     agent_metrics.attempt_began(1)
-    pipeline.run("no-such-layout", fakes.FakeRequest(node.clock))
+    agent.run("no-such-layout", fakes.FakeCancellation(node.clock))
     agent_metrics.retry_scheduled(5.0)
     agent_metrics.outcome_lost(reasons.Reason.API_UNAVAILABLE)
-    done = pipeline.run("all-1g.5gb", fakes.FakeRequest(node.clock))
+    done = agent.run("all-1g.5gb", fakes.FakeCancellation(node.clock))
     assert done.state is run_status.State.SUCCESS
     node.pods.add("infer", devices=frozenset(node.gpus[0].mig_uuids[:1]))
-    pipeline.run("all-1g.5gb", fakes.FakeRequest(node.clock))
+    agent.run("all-1g.5gb", fakes.FakeCancellation(node.clock))
     with pytest.raises(errors.Superseded):
-        pipeline.run("all-disabled", fakes.FakeRequest(node.clock, ends_at=1, is_replaced=True))
+        agent.run("all-disabled", fakes.FakeCancellation(node.clock, ends_at=1, is_replaced=True))
     state_file.SharedState(state).create("2xA100-SXM4-40GB")
     command = worker_client.worker_command(program=simulated_worker.program(state))
     gpus = worker_client.WorkerGpus(command=command, timeout_s=60.0, telemetry=agent_metrics)
@@ -118,17 +118,17 @@ def test_every_metric_has_a_series_at_an_agents_end(scrape: Scrape) -> None:
 
 def test_phases_fill_a_run_and_only_published_states_count() -> None:
     node, telemetry = nodes.busy_node(), fakes.FakeTelemetry()
-    pipeline = agents.new_agent(node, telemetry=telemetry)
+    agent = agents.new_agent(node, telemetry=telemetry)
     lost = errors.ClusterError("down", reason=reasons.Reason.API_UNAVAILABLE)
     node.failures.add(moments.Call, lost)
     with pytest.raises(errors.ClusterError):
-        pipeline.run("no-such-layout", fakes.FakeRequest(node.clock))
+        agent.run("no-such-layout", fakes.FakeCancellation(node.clock))
     events = telemetry.events
     assert (events["state_published"], events["run_ended"]) == ([], [])
     node.failures.clear()
     events.clear()
 
-    pipeline.run("all-1g.5gb", fakes.FakeRequest(node.clock))
+    agent.run("all-1g.5gb", fakes.FakeCancellation(node.clock))
 
     phases = [(phase.value, seconds) for phase, seconds in events["phase_ended"]]
     assert [*dict(phases)][:4] == ["Resolve", "Drain", "Pause", "Execute"]

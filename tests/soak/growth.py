@@ -101,7 +101,9 @@ def growth(samples: Sequence[Sample]) -> Growth:
 def _agent() -> Iterator[Callable[[int], None]]:
     """Yield a function that has an agent apply layouts in turn, to one GPU in memory."""
     rig = soak_rig.SoakRig(_SPEC, label_managed=True, script_=script.Script())
-    agent = process.Process(rig, fakes.FakeConfig(layout_table.document(_LAYOUTS)), heals=False)
+    agent = process.Process(
+        rig, fakes.FakeTextSource(layout_table.document(_LAYOUTS)), heals=False
+    )
     layouts = itertools.cycle(_LAYOUTS)
 
     def reconfigure(times: int) -> None:

@@ -74,7 +74,7 @@ class Soak(stateful.RuleBasedStateMachine):
             name: layouts.picked_layout(self.products, seed)
             for name, seed in zip(layouts.NAMES, seeds, strict=True)
         }
-        self.configs = fakes.FakeConfig(layouts.document(self.layouts))
+        self.layout_source = fakes.FakeTextSource(layouts.document(self.layouts))
         self.before: list[set[simulated_rig.GpuGeometry]] = [set() for _ in self.products]
         """How each GPU may be after a change that failed."""
         self._remember()
@@ -123,7 +123,7 @@ class Soak(stateful.RuleBasedStateMachine):
         self._serve([])
 
     def _write(self, text: str) -> None:
-        self.configs.text = text
+        self.layout_source.text = text
         if self.process is not None:
             self.process.inbox.put_file_change()
 
@@ -286,7 +286,7 @@ class Soak(stateful.RuleBasedStateMachine):
 
     def _serve(self, strikes: list[script.Strike]) -> None:
         if self.process is None:
-            self.process = process.Process(self.rig, self.configs, heals=self.heals)
+            self.process = process.Process(self.rig, self.layout_source, heals=self.heals)
         self._begin_step()
         self._end_step(self.process.step(strikes))
 
@@ -356,7 +356,7 @@ class Soak(stateful.RuleBasedStateMachine):
 
     def _layout_of(self, name: str | None) -> layouts.Layout:
         """Return the layout that the agent served by this name; without one, it may do nothing."""
-        if self.configs.text == layouts.BROKEN:
+        if self.layout_source.text == layouts.BROKEN:
             # The agent may have read no edit since it applied the layout.
             assert self.applied_layout is not None
             return self.applied_layout[1]

@@ -54,7 +54,9 @@ class LoopStep(NamedTuple):
 class Process:
     """One agent process; its first step begins with the first look at the node."""
 
-    def __init__(self, rig: soak_rig.SoakRig, configs: fakes.FakeConfig, *, heals: bool) -> None:
+    def __init__(
+        self, rig: soak_rig.SoakRig, source: fakes.FakeTextSource, *, heals: bool
+    ) -> None:
         self._rig = rig
         simulated_nvml.load(soak_rig.Library(rig))
         self.inbox = _StepInbox(rig)
@@ -64,7 +66,7 @@ class Process:
             "node": fake_cluster.FakeNode(rig),
             "workloads": soak_rig.Workloads(rig, lambda: self.inbox.served_layout),
             "allocations": fake_cluster.FakeAllocations(rig),
-            "layout_source": configs,
+            "layout_source": source,
         }
         heard: dict[str, Any] = {
             n: process_moments.WatchedPort(p, n, rig.script.call) for n, p in in_memory.items()

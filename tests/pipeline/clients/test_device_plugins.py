@@ -79,11 +79,11 @@ def test_a_newer_request_does_not_wait_for_a_missing_plugin(before: str | None) 
         rig.start_plugin()
         return rig
 
-    patient = fakes.FakeRequest((rig := broken()).clock)
-    ends.run_to(rig, "all-1g.5gb", Reason.PLUGIN_NOT_READY, request=patient)
+    cancel = fakes.FakeCancellation((rig := broken()).clock)
+    ends.run_to(rig, "all-1g.5gb", Reason.PLUGIN_NOT_READY, cancel=cancel)
 
     rig = broken()
-    ends.supersede(rig, "all-1g.5gb", ends_at=patient.checks, is_replaced=True)
+    ends.supersede(rig, "all-1g.5gb", ends_at=cancel.checks, is_replaced=True)
     ends.assert_restored(rig)
     assert rig.log.count("gpus.execute") == (0 if before else 1)
 

@@ -43,13 +43,13 @@ def test_monitors_resume_one_by_one_after_the_change_is_verified() -> None:
 def test_a_newer_request_does_not_wait_for_monitors() -> None:
     rig = monitored_node()
     rig.daemons.is_ready_by_label[GFD] = False
-    hasty = fakes.FakeRequest(
+    cancel = fakes.FakeCancellation(
         rig.clock,
         ends_when=lambda: rig.node_object.status_messages[-1].startswith("resuming"),
         is_replaced=True,
     )
 
-    ends.run_to(rig, "one-slice-changed", Reason.APPLIED, request=hasty)
+    ends.run_to(rig, "one-slice-changed", Reason.APPLIED, cancel=cancel)
 
     assert rig.clock.now_s < 2
 

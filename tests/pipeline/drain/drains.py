@@ -29,7 +29,7 @@ def new_drain(
     *,
     policy: policies.Policy | None = None,
     affected: frozenset[str] = frozenset({DOOMED}),
-    request: fakes.FakeRequest | None = None,
+    cancel: fakes.FakeCancellation | None = None,
     usage: gpu_use.Usage | None = None,
     **overrides: Any,
 ) -> drain.Drain:
@@ -40,7 +40,11 @@ def new_drain(
         rights=pod_rights.WaitOnly() if only_waits else pod_rights.Evict(),
     )
     attempt = agents.new_attempt(
-        rig, "one-slice-changed", settings, request or fakes.FakeRequest(rig.clock), **overrides
+        rig,
+        "one-slice-changed",
+        settings,
+        cancel or fakes.FakeCancellation(rig.clock),
+        **overrides,
     )
     return drain.Drain.start_or_continue(attempt, scope, usage or usage_of(rig))
 

@@ -75,7 +75,10 @@ def test_only_another_request_reopens_the_node_in_mid_drain(
     serving.room_elsewhere, local_count = 3, len(serving.local_devices)
     newer = inbox.next(0)
     assert newer is not None
-    assert agent.run(newer.request, fakes.FakeRequest(rig.clock)).state is run_status.State.SUCCESS
+    assert (
+        agent.run(newer.request, fakes.FakeCancellation(rig.clock)).state
+        is run_status.State.SUCCESS
+    )
     assert serving.kills == 2 + (not is_other) * local_count
     ends.assert_restored(rig)
 
@@ -94,7 +97,7 @@ def test_file_change_after_the_drain_evicts_no_successor() -> None:
 
     rig.clock.wait(1)
     assert (
-        agent.run("first-gpu-whole", fakes.FakeRequest(rig.clock)).state
+        agent.run("first-gpu-whole", fakes.FakeCancellation(rig.clock)).state
         is run_status.State.SUCCESS
     )
     assert serving.kills == 1

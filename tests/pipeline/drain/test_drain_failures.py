@@ -212,10 +212,10 @@ def test_a_newer_request_ends_a_drain_while_the_api_does_not_answer(rig: NodeRig
     before = usage_of(rig)
     rig.failures.add("workloads.list", SILENT)
 
-    request = fakes.FakeRequest(rig.clock, ends_at=3, is_replaced=True)
+    cancel = fakes.FakeCancellation(rig.clock, ends_at=3, is_replaced=True)
 
     with pytest.raises(errors.Superseded):
-        new_drain(rig, request=request, usage=before).run()
+        new_drain(rig, cancel=cancel, usage=before).run()
 
     assert rig.clock.now_s < 1
 

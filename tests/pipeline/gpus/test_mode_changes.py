@@ -51,7 +51,7 @@ class ModeRig(simulated_rig.SimulatedRig):
         nvml_faults.install(path)
         super().__init__(nvml_faults.SharedState(path))
         self.advance()
-        self.asked_to_reset: list[list[int]] = []
+        self.reset_requests: list[list[int]] = []
         self.before_reset: Callable[[], object] = lambda: None
         nvidia_smi.install(folder / "bin", path)
         self._layouts = LAYOUTS.replace("HALF", "3g.40gb" if "h100" in spec else "3g.20gb")
@@ -68,7 +68,7 @@ class ModeRig(simulated_rig.SimulatedRig):
         *,
         is_repair: bool = False,
     ) -> None:
-        self.asked_to_reset.append([gpu.index for gpu in gpus])
+        self.reset_requests.append([gpu.index for gpu in gpus])
         self.before_reset()
         self._smi.reset(gpus, record, is_repair=is_repair)
 
@@ -156,7 +156,7 @@ def test_a_gpu_whose_mode_waits_is_reset_and_its_neighbour_is_not(boot: Boot) ->
 
     rig.run_to("second", Reason.APPLIED)
 
-    assert rig.asked_to_reset == [[1]]
+    assert rig.reset_requests == [[1]]
     assert rig.attachments == [0, 1]
     assert len(rig.observe()[1].mig_uuids) == 2
 
@@ -188,7 +188,7 @@ PROCESS = ("/bin/train", states.ClientKind.COMPUTE)
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("options", "client", "message", "persistence", "asked_to_reset"),
+    ("options", "client", "message", "persistence", "reset_requests"),
     [
         # NVML does not list monitors.
         pytest.param(states.Options(), MONITOR, "", [], [], id="monitor"),
@@ -210,7 +210,7 @@ def test_mode_change_waits_for_gpu_clients_but_not_for_persistence(
     client: tuple[str, states.ClientKind],
     message: str,
     persistence: list[states.ClientKind],
-    asked_to_reset: list[list[int]],
+    reset_requests: list[list[int]],
     boot: Boot,
 ) -> None:
     rig = boot(options=options)
@@ -222,10 +222,10 @@ def test_mode_change_waits_for_gpu_clients_but_not_for_persistence(
     rig.run_to("second", Reason.IN_USE, message)
     rig.assert_unchanged()
 
-    rig.asked_to_reset.clear()
+    rig.reset_requests.clear()
     rig.state.remove_client(opened)
     rig.run_to("second", Reason.APPLIED)
-    assert (rig.asked_to_reset, rig.attachments[0]) == (asked_to_reset, 0)
+    assert (rig.reset_requests, rig.attachments[0]) == (reset_requests, 0)
     remaining = rig.state.read().clients_of(rig.state.boards[1].uuid)
     assert [each.kind for each in remaining] == persistence
 
@@ -240,10 +240,10 @@ def test_mode_change_waits_for_a_process_that_starts_before_the_reset(boot: Boot
     rig.run_to("second", Reason.IN_USE, "late (pid 4711)")
     rig.assert_unchanged()
 
-    rig.asked_to_reset.clear()
+    rig.reset_requests.clear()
     rig.state.remove_client(*late)
     rig.run_to("second", Reason.APPLIED)
-    assert (rig.asked_to_reset, rig.attachments[0]) == ([[1]], 0)
+    assert (rig.reset_requests, rig.attachments[0]) == ([[1]], 0)
 
 
 @pytest.mark.slow
@@ -283,7 +283,7 @@ def test_creation_that_a_faulty_gpu_refuses_is_not_retried(boot: Boot) -> None:
     assert not outcome.should_retry
     assert "cannot create GPU instance 3g.20gb" in outcome.message
     assert "every step succeeded" not in outcome.message
-    assert (rig.asked_to_reset, rig.host.reboots) == ([], 0)
+    assert (rig.reset_requests, rig.host.reboots) == ([], 0)
     ends.assert_restored(rig)
 
 
@@ -292,7 +292,7 @@ def test_a_virtual_machine_reboots_once_if_allowed_and_gets_its_layout(boot: Boo
 
     why = "passed through to this virtual machine"
     rig.run_to("all", Reason.REBOOT_REQUIRED, why)
-    assert rig.asked_to_reset == []
+    assert rig.reset_requests == []
     assert rig.modes == [(False, True)] * 2
 
     rig.host.may_reboot = True
@@ -300,7 +300,7 @@ def test_a_virtual_machine_reboots_once_if_allowed_and_gets_its_layout(boot: Boo
 
     assert rig.node_object.labels[well_known.STATE_LABEL] == "rebooting"
     rig.run_to("all", Reason.APPLIED)
-    assert (rig.asked_to_reset, rig.host.reboots) == ([], 1)
+    assert (rig.reset_requests, rig.host.reboots) == ([], 1)
     assert all(len(gpu.mig_uuids) == 2 for gpu in rig.observe())
 
 
@@ -329,7 +329,7 @@ def test_machine_that_cannot_reset_its_gpus_reboots_if_allowed(boot: Boot) -> No
 
     rig.go_down("second")
 
-    assert rig.asked_to_reset == [[1]]
+    assert rig.reset_requests == [[1]]
     assert rig.run_agent("second").state is run_status.State.SUCCESS
     assert rig.host.reboots == 1
 
@@ -376,7 +376,7 @@ def test_a_layout_is_back_after_a_reboot_that_keeps_or_loses_the_mode(
     assert rig.run_agent(layout).state is run_status.State.SUCCESS
 
     assert [[gi.placement for gi in gpu.gpu_instances] for gpu in rig.observe()] == before
-    assert (rig.asked_to_reset, rig.host.reboots) == ([], 0)
+    assert (rig.reset_requests, rig.host.reboots) == ([], 0)
     assert (rig.attachments == resets) is is_kept
 
 
@@ -398,7 +398,7 @@ def test_mode_change_of_one_gpu_leaves_the_other_seven_alone(
     rig = boot(spec)
     assert rig.run_agent(before).state is run_status.State.SUCCESS
     rig.occupy()
-    rig.asked_to_reset.clear()
+    rig.reset_requests.clear()
     rig.state.set_options(options)
     rig.state.log_calls()
     fourth = frozenset({rig.observe()[3].uuid, *rig.observe()[3].mig_uuids})
@@ -414,4 +414,4 @@ def test_mode_change_of_one_gpu_leaves_the_other_seven_alone(
     assert list(rig.state.read().clients) == clients
     calls = nvml_faults.read_calls(rig.state.path)
     assert {call.gpu for call in calls if call.function in nvml_codes.CHANGES} == {3}
-    assert rig.asked_to_reset == ([[3]] if options is ONLY_BY_TOOL else [])
+    assert rig.reset_requests == ([[3]] if options is ONLY_BY_TOOL else [])

@@ -218,12 +218,12 @@ def test_an_agent_stopped_after_reboot_and_lost_run_restores_the_node() -> None:
 
 def test_another_layout_does_not_start_a_run_on_a_machine_that_goes_down() -> None:
     rig = nodes.rebooting_node()
-    impatient = fakes.FakeRequest(
+    cancel = fakes.FakeCancellation(
         rig.clock, ends_when=lambda: rig.host.reboots > 0, is_replaced=True
     )
 
     late = "the machine is still up 600 s after the reboot request"
-    ends.run_to(rig, "all-1g.5gb", Reason.REBOOT_REQUIRED, late, request=impatient)
+    ends.run_to(rig, "all-1g.5gb", Reason.REBOOT_REQUIRED, late, cancel=cancel)
 
     assert rig.clock.now_s >= 600
     assert rig.host.reboots == 1
@@ -252,10 +252,10 @@ def test_a_refused_or_missing_reboot_is_requested_again(failures: dict[str, Exce
     rig = nodes.rebooting_node()
     rig.failures.add_all(failures)
     agent = agents.new_agent(rig)
-    late = fakes.FakeRequest(rig.clock)
+    cancel = fakes.FakeCancellation(rig.clock)
 
-    first = agent.run("all-1g.5gb", late)
-    again = agent.run("all-1g.5gb", late, attempt=2)
+    first = agent.run("all-1g.5gb", cancel)
+    again = agent.run("all-1g.5gb", cancel, attempt=2)
 
     assert {first.reason, again.reason} == {Reason.REBOOT_REQUIRED}
     assert rig.log.count("reboot.request") == 2

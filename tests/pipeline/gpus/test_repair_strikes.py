@@ -46,11 +46,11 @@ mig-configs:
 """
 
 
-def rewrite(_rig: node_rig.NodeRig, configs: fakes.FakeConfig) -> None:
-    configs.text = HALF.format("1g.5gb: 7")
+def rewrite(_rig: node_rig.NodeRig, source: fakes.FakeTextSource) -> None:
+    source.text = HALF.format("1g.5gb: 7")
 
 
-def drift_with_pod(rig: node_rig.NodeRig, _configs: fakes.FakeConfig) -> None:
+def drift_with_pod(rig: node_rig.NodeRig, _configs: fakes.FakeTextSource) -> None:
     nodes.add_pod_on_unowned_instances(rig, "2g.10gb", 3)
 
 
@@ -60,11 +60,11 @@ def drift_with_pod(rig: node_rig.NodeRig, _configs: fakes.FakeConfig) -> None:
     ids=["new agent", "new content", "drift"],
 )
 def test_a_repair_changes_no_gpu_whose_pods_it_has_not_drained(
-    change: Callable[[node_rig.NodeRig, fakes.FakeConfig], None], *, restarts: bool
+    change: Callable[[node_rig.NodeRig, fakes.FakeTextSource], None], *, restarts: bool
 ) -> None:
     rig = nodes.node()
-    configs = fakes.FakeConfig(HALF.format("1g.5gb: 2, 2g.10gb: 2"))
-    agent = repairs.agent_of(rig, layout_source=configs)
+    source = fakes.FakeTextSource(HALF.format("1g.5gb: 2, 2g.10gb: 2"))
+    agent = repairs.agent_of(rig, layout_source=source)
     outcome = agents.run(rig, "half", by=agent)
     rig.pods.add("elsewhere", devices=frozenset({nodes.device(rig, 0, "2g.10gb")}))
     rig.pods.add("affected", devices=frozenset({rig.gpus[1].uuid}))
@@ -75,10 +75,10 @@ def test_a_repair_changes_no_gpu_whose_pods_it_has_not_drained(
         rig, "half", by=agent, ends_when=lambda: rig.clock.now_s > 8, is_replaced=not restarts
     )
     rig.disruptions.refusals.clear()
-    change(rig, configs)
+    change(rig, source)
     if restarts:
         agent.stop()
-        agent = repairs.agent_of(rig, layout_source=configs)
+        agent = repairs.agent_of(rig, layout_source=source)
         agent.recover("half")
 
     agents.run(rig, "half", by=agent)

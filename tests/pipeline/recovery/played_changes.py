@@ -34,7 +34,7 @@ class PlayedChange:
 
     change: NodeChange
     rig: node_rig.NodeRig
-    config: fakes.FakeConfig
+    config: fakes.FakeTextSource
     moment: int = 0  # how many moments the present agent has lived through
     path: tuple[str, ...] = ()  # the strikes so far
     problems: list[str] = dataclasses.field(default_factory=list)
@@ -56,7 +56,7 @@ class PlayedChange:
     def of(cls, change: NodeChange) -> "PlayedChange":
         """Return the change at its start."""
         rig = change.make()
-        play = cls(change, rig, fakes.FakeConfig(agents.LAYOUTS_TEXT))
+        play = cls(change, rig, fakes.FakeTextSource(agents.LAYOUTS_TEXT))
         play.request(change.layout, change.custom)
         assert layout_table.devices_in_words(rig.gpus) == change.before
         play.pods = {uid: pod.name for uid, pod in rig.pods.items() if devices_of(rig, uid)}

@@ -184,9 +184,11 @@ def test_an_agent_that_stops_after_an_outage_in_mid_change_ends_the_run(name: st
 
 
 def stop_in_a_drain(rig: node_rig.NodeRig, agent: agents.AgentInMemory) -> None:
-    stop = fakes.FakeRequest(rig.clock, ends_when=lambda: rig.node_object.has_reconfiguring_taint)
+    stop = fakes.FakeCancellation(
+        rig.clock, ends_when=lambda: rig.node_object.has_reconfiguring_taint
+    )
     with contextlib.suppress(errors.Superseded, errors.ClusterError):
-        agents.run(rig, "one-slice-changed", by=agent, request=stop)
+        agents.run(rig, "one-slice-changed", by=agent, cancel=stop)
 
 
 def test_an_agent_stopped_in_a_drain_restores_despite_a_failed_call() -> None:
@@ -237,17 +239,17 @@ def test_the_node_is_restored_whenever_a_request_is_superseded(
 ) -> None:
     change = CHANGES[name]
     rig = change.make()
-    patient = fakes.FakeRequest(rig.clock, is_replaced=replaced)
-    change.run(rig, request=patient)
+    patient = fakes.FakeCancellation(rig.clock, is_replaced=replaced)
+    change.run(rig, cancel=patient)
     assert patient.checks > 0
     after = rig.gpus
     for ends_at in range(1, patient.checks + 1):
         rig = change.make()
         before = rig.gpus
-        request = fakes.FakeRequest(rig.clock, ends_at=ends_at, is_replaced=replaced)
+        cancel = fakes.FakeCancellation(rig.clock, ends_at=ends_at, is_replaced=replaced)
 
         try:
-            outcome = change.run(rig, request=request)
+            outcome = change.run(rig, cancel=cancel)
         except errors.Superseded:
             # The run for the next request says how that ends.
             is_failed = rig.node_object.labels.get(well_known.STATE_LABEL) == "failed"

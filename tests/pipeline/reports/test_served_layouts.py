@@ -51,7 +51,7 @@ def devices(rig: node_rig.NodeRig) -> list[dict[str, int]]:
 
 
 def test_layouts_of_three_origins_are_served(rig: node_rig.NodeRig) -> None:
-    source = fakes.FakeConfig(OWNERS_FILE)
+    source = fakes.FakeTextSource(OWNERS_FILE)
     agent = agents.new_agent(rig, layout_source=source)
 
     def origin(layout: str) -> str:

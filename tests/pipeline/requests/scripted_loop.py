@@ -1,4 +1,4 @@
-"""The agent's loop over a pipeline that answers from a script."""
+"""The agent's loop over a reconciler that answers from a script."""
 
 import math
 from collections.abc import Callable
@@ -53,7 +53,7 @@ class Condition(fake_cluster.FakeNode):
         self.refusals -= 1
 
 
-class Pipeline(reconcile.Reconciler):
+class ScriptedReconciler(reconcile.Reconciler):
     """Answers each run from a script; stops the agent after the last answer.
 
     Also stops it in a pause that nothing would end.
@@ -71,7 +71,7 @@ class Pipeline(reconcile.Reconciler):
         self.delays_s: list[float] = []
         self.are_heals: list[bool] = []
         self.are_new: list[bool] = []
-        self.looks = 0
+        self.drift_checks = 0
         self.is_driver_away = False
         self.verified_gpus = model.NO_GPUS  # of every outcome
         self.next_action = actions.Action.REST
@@ -80,11 +80,11 @@ class Pipeline(reconcile.Reconciler):
         """What ``recover`` raises, call by call; afterwards it succeeds."""
         self.has_recovered = False
         self.stops = 0
-        self.rests = 0
-        self.restless = 0
+        self.finished_restores = 0
+        self.restore_retries = 0
         """How many times ``restore_without_request`` asks to be called again."""
         self.forgotten = 0
-        self.on_run: Callable[[ports.Cancellation], object] = lambda _request: None
+        self.on_run: Callable[[ports.Cancellation], object] = lambda _cancel: None
         self.capacity = self.reported_capacity = Capacity()
         self.node = self.condition = Condition()
 
@@ -117,15 +117,15 @@ class Pipeline(reconcile.Reconciler):
         self.stops += 1
 
     def restore_without_request(self) -> bool:
-        self.restless -= 1
-        self.rests += self.restless < 0
-        return self.restless >= 0
+        self.restore_retries -= 1
+        self.finished_restores += self.restore_retries < 0
+        return self.restore_retries >= 0
 
     def awaits_driver(self, _outcome: outcomes.Outcome | None) -> bool:
         return self.is_driver_away
 
     def check_without_request(self) -> actions.Action:
-        self.looks += 1
+        self.drift_checks += 1
         action, self.next_action = self.next_action, actions.Action.REST
         return action
 
@@ -174,19 +174,23 @@ def pauses(retry_s: float = 0.01, drift_check_s: float = 0.0) -> agent_settings.
 
 
 def agent(
-    pipeline: Pipeline, settings: agent_settings.RunSettings | None = None, **options: Any
+    reconciler: ScriptedReconciler,
+    settings: agent_settings.RunSettings | None = None,
+    **options: Any,
 ) -> loop.AgentLoop:
     return loop.AgentLoop(
-        pipeline,
-        pipeline.inbox,
+        reconciler,
+        reconciler.inbox,
         settings or pauses(),
-        monotonic=pipeline.clock.monotonic,
+        monotonic=reconciler.clock.monotonic,
         **options,
     )
 
 
 def serve(
-    pipeline: Pipeline, settings: agent_settings.RunSettings | None = None, **options: Any
+    reconciler: ScriptedReconciler,
+    settings: agent_settings.RunSettings | None = None,
+    **options: Any,
 ) -> None:
     """Run the loop until it has nothing more to do."""
-    agent(pipeline, settings, **options).serve()
+    agent(reconciler, settings, **options).serve()

@@ -12,8 +12,8 @@ from tests.rigs.node import agents, fakes, inboxes, node_rig, strikes
 Act = Callable[[], object]
 
 
-class Death(NamedTuple):
-    """When an agent dies."""
+class Kill(NamedTuple):
+    """When an agent is killed."""
 
     at: int  # the call of a port, from 0
     loses_record: bool = False  # whether the record of the request is lost with it
@@ -22,33 +22,33 @@ class Death(NamedTuple):
 class Story:
     """A node, what its owner does, and its agents, one after the other."""
 
-    def __init__(self, rig: node_rig.NodeRig, death: Death | None = None) -> None:
+    def __init__(self, rig: node_rig.NodeRig, kill: Kill | None = None) -> None:
         self.rig = rig
-        self._loses_record = death is not None and death.loses_record
-        self.source = fakes.FakeConfig(agents.LAYOUTS_TEXT)
+        self._loses_record = kill is not None and kill.loses_record
+        self.source = fakes.FakeTextSource(agents.LAYOUTS_TEXT)
         self.reasons: list[Reason] = []
-        self.deaths = 0
-        self.on_death: Callable[[], object] = list
+        self.kills = 0
+        self.on_kill: Callable[[], object] = list
         self._began_at = len(rig.log)
-        if death is not None:
-            rig.failures.add(self._began_at + death.at, strikes.Killed())
+        if kill is not None:
+            rig.failures.add(self._began_at + kill.at, strikes.Killed())
 
     @property
     def calls(self) -> int:
         return len(self.rig.log) - self._began_at
 
     def run_agent(self, *acts: Act) -> None:
-        """Run an agent; an act follows each of its runs. One that dies is replaced."""
+        """Run an agent; an act follows each of its runs. One that is killed is replaced."""
         remaining = list(acts)
         while True:
             try:
                 self._serve(remaining)
             except strikes.Killed:
-                self.deaths += 1
+                self.kills += 1
                 if self._loses_record:
                     self.rig.host_copy_file.text = None
                     self.rig.node_object.annotations.pop(well_known.REQUEST_ANNOTATION, None)
-                self.on_death()
+                self.on_kill()
             else:
                 return
 

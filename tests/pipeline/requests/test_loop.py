@@ -10,7 +10,7 @@ from mig_manager.agent import intake
 from mig_manager.core import liveness, ports
 from mig_manager.reasons import Reason
 from tests.pipeline.requests import scripted_loop
-from tests.pipeline.requests.scripted_loop import Pipeline, pauses, serve
+from tests.pipeline.requests.scripted_loop import ScriptedReconciler, pauses, serve
 from tests.rigs.node import fakes, inboxes
 
 LOST = errors.ClusterError("down", reason=Reason.API_UNAVAILABLE)
@@ -33,21 +33,21 @@ def test_a_request_is_retried_until_it_succeeds(
     attempts: list[int],
     recovered: int,
 ) -> None:
-    pipeline = Pipeline("a", *script)
-    pipeline.recoveries = list(recoveries)
+    reconciler = ScriptedReconciler("a", *script)
+    reconciler.recoveries = list(recoveries)
 
-    serve(pipeline)
+    serve(reconciler)
 
-    assert pipeline.runs == [("a", attempt) for attempt in attempts]
-    assert pipeline.recovered_layouts == ["a"] * recovered
-    assert all(0 < delay <= 0.02 for delay in pipeline.delays_s)
+    assert reconciler.runs == [("a", attempt) for attempt in attempts]
+    assert reconciler.recovered_layouts == ["a"] * recovered
+    assert all(0 < delay <= 0.02 for delay in reconciler.delays_s)
 
 
 def test_a_driver_that_is_loading_is_not_waited_for_with_long_pauses() -> None:
     telemetry = fakes.FakeTelemetry()
 
     for reason in (Reason.DRIVER_NOT_LOADED, Reason.IN_USE):
-        serve(Pipeline("a", reason), pauses(600), telemetry=telemetry)
+        serve(ScriptedReconciler("a", reason), pauses(600), telemetry=telemetry)
 
     (first_s,), (second_s,) = telemetry.events["retry_scheduled"]
     assert first_s == 15
@@ -55,50 +55,50 @@ def test_a_driver_that_is_loading_is_not_waited_for_with_long_pauses() -> None:
 
 
 def test_an_agent_that_stops_between_two_attempts_reopens_the_node() -> None:
-    pipeline = Pipeline("a", Reason.DRAIN_TIMEOUT)
+    reconciler = ScriptedReconciler("a", Reason.DRAIN_TIMEOUT)
 
-    serve(pipeline, pauses(600))
+    serve(reconciler, pauses(600))
 
-    assert pipeline.stops == 1
+    assert reconciler.stops == 1
 
 
 def test_early_change_of_the_config_file_does_not_remove_the_request() -> None:
-    pipeline = Pipeline("a", Reason.APPLIED)
-    pipeline.inbox = inboxes.Inbox(pipeline.clock, pipeline.pause)
-    pipeline.inbox.put_file_change()
-    pipeline.news = [
-        lambda: pipeline.clock.wait(10),
-        lambda: pipeline.inbox.put_label("a"),
+    reconciler = ScriptedReconciler("a", Reason.APPLIED)
+    reconciler.inbox = inboxes.Inbox(reconciler.clock, reconciler.pause)
+    reconciler.inbox.put_file_change()
+    reconciler.news = [
+        lambda: reconciler.clock.wait(10),
+        lambda: reconciler.inbox.put_label("a"),
     ]
 
-    serve(pipeline, pauses(drift_check_s=1))
+    serve(reconciler, pauses(drift_check_s=1))
 
-    assert pipeline.rests == 0
-    assert pipeline.recovered_layouts == ["a"]
-    assert pipeline.runs == [("a", 1)]
+    assert reconciler.finished_restores == 0
+    assert reconciler.recovered_layouts == ["a"]
+    assert reconciler.runs == [("a", 1)]
 
 
 def test_checks_of_the_request_are_signs_of_life() -> None:
     now_s = 0.0
     silences_s: list[float] = []
     pulse = liveness.Pulse(lambda: now_s)
-    pipeline = Pipeline("a", Reason.IN_USE, Reason.APPLIED)
-    pipeline.inbox = inboxes.Inbox(pipeline.clock, pipeline.pause, report=pulse.beat)
-    pipeline.inbox.put_label("a")
+    reconciler = ScriptedReconciler("a", Reason.IN_USE, Reason.APPLIED)
+    reconciler.inbox = inboxes.Inbox(reconciler.clock, reconciler.pause, report=pulse.beat)
+    reconciler.inbox.put_label("a")
 
-    def work(request: ports.Cancellation) -> None:
+    def work(cancel: ports.Cancellation) -> None:
         nonlocal now_s
-        assert pipeline.is_current
-        for wait in (request.check, lambda: request.wait(0.001), lambda: request.pause(0.001)):
+        assert reconciler.is_current
+        for wait in (cancel.check, lambda: cancel.wait(0.001), lambda: cancel.pause(0.001)):
             now_s += 20
             silences_s.append(pulse.silence_s)
             wait()
             silences_s.append(pulse.silence_s)
         now_s += 5
 
-    pipeline.on_run = work
-    agent = scripted_loop.agent(pipeline, pulse=pulse)
-    assert not pipeline.is_current
+    reconciler.on_run = work
+    agent = scripted_loop.agent(reconciler, pulse=pulse)
+    assert not reconciler.is_current
 
     agent.serve()
 
@@ -108,13 +108,13 @@ def test_checks_of_the_request_are_signs_of_life() -> None:
 
 @pytest.mark.parametrize("reason", [Reason.DOES_NOT_FIT, Reason.IN_USE], ids=["final", "retry"])
 def test_newer_request_ends_the_pause_after_a_failure(reason: Reason) -> None:
-    pipeline = Pipeline("a", reason, Reason.APPLIED)
-    pipeline.news = [lambda: pipeline.inbox.put_label("b")]
+    reconciler = ScriptedReconciler("a", reason, Reason.APPLIED)
+    reconciler.news = [lambda: reconciler.inbox.put_label("b")]
 
-    serve(pipeline, pauses(600))
+    serve(reconciler, pauses(600))
 
-    assert pipeline.runs == [("a", 1), ("b", 1)]
-    assert len(pipeline.pauses_s) == 1
+    assert reconciler.runs == [("a", 1), ("b", 1)]
+    assert len(reconciler.pauses_s) == 1
 
 
 def on_node(node_uid: str, name: str = "a") -> Callable[[intake.Inbox], None]:
@@ -141,44 +141,44 @@ def test_only_another_label_is_a_new_request_and_no_new_node_or_file(
     *,
     is_new: bool,
 ) -> None:
-    pipeline = Pipeline("a", *reasons, Reason.APPLIED, node_uid="u1")
+    reconciler = ScriptedReconciler("a", *reasons, Reason.APPLIED, node_uid="u1")
 
-    def register(_request: ports.Cancellation) -> None:
+    def register(_cancel: ports.Cancellation) -> None:
         # At the end of the last run before: what comes while it runs is served after it.
-        if len(pipeline.runs) == len(reasons):
+        if len(reconciler.runs) == len(reasons):
             for act in then:
-                act(pipeline.inbox)
+                act(reconciler.inbox)
 
-    pipeline.on_run = register
+    reconciler.on_run = register
 
-    serve(pipeline)
+    serve(reconciler)
 
-    assert len(pipeline.runs) == len(reasons) + 1
-    assert (pipeline.forgotten, pipeline.are_new[-1]) == (forgotten, is_new)
-    assert len(pipeline.recovered_layouts) == 1 + forgotten
+    assert len(reconciler.runs) == len(reasons) + 1
+    assert (reconciler.forgotten, reconciler.are_new[-1]) == (forgotten, is_new)
+    assert len(reconciler.recovered_layouts) == 1 + forgotten
 
 
 def test_second_new_node_in_a_row_makes_no_new_request_either() -> None:
     lost = errors.ClusterError("the Node is gone", reason=Reason.API_ERROR)
-    pipeline = Pipeline("a", Reason.APPLIED, lost, Reason.APPLIED, node_uid="u1")
+    reconciler = ScriptedReconciler("a", Reason.APPLIED, lost, Reason.APPLIED, node_uid="u1")
     uids = ["u3", "u2"]
 
-    def register(_request: ports.Cancellation) -> None:
+    def register(_cancel: ports.Cancellation) -> None:
         if uids:
-            pipeline.inbox.put_label("a", node_uid=uids.pop())
+            reconciler.inbox.put_label("a", node_uid=uids.pop())
 
-    pipeline.on_run = register
+    reconciler.on_run = register
 
-    serve(pipeline, pauses(600))
+    serve(reconciler, pauses(600))
 
-    assert pipeline.are_new == [False, False, False]
-    assert pipeline.forgotten == 2
+    assert reconciler.are_new == [False, False, False]
+    assert reconciler.forgotten == 2
 
 
 def test_run_is_alone_with_the_driver_and_a_pause_is_not() -> None:
-    pipeline = Pipeline("a", Reason.IN_USE, Reason.APPLIED)
+    reconciler = ScriptedReconciler("a", Reason.IN_USE, Reason.APPLIED)
     calls: list[str] = []
-    pipeline.on_run = lambda _request: calls.append("run")
+    reconciler.on_run = lambda _cancel: calls.append("run")
 
     @contextlib.contextmanager
     def alone() -> Iterator[None]:
@@ -186,6 +186,6 @@ def test_run_is_alone_with_the_driver_and_a_pause_is_not() -> None:
         yield
         calls.append("not alone")
 
-    serve(pipeline, suspend_gpu_events=alone)
+    serve(reconciler, suspend_gpu_events=alone)
 
     assert calls == ["alone", "run", "not alone"] * 2

@@ -283,7 +283,7 @@ def test_strategy_single_allows_uniform_layouts_and_other_configs(
     ends.run_to(rig, layout, Reason.APPLIED)
 
 
-def test_an_outdated_strategy_label_ends_no_run_after_its_drain() -> None:
+def test_a_drained_run_goes_on_despite_an_outdated_strategy_label() -> None:
     rig = nodes.busy_node()
     (plugin,) = rig.pods.plugins
     rig.pods.change(plugin.uid, mig_strategy="mixed")

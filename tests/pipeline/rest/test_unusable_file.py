@@ -24,10 +24,10 @@ def node_without_file(
 ) -> tuple[node_rig.NodeRig, agents.AgentInMemory, outcomes.Outcome]:
     """Return a node whose layout is active, although the file is unusable now."""
     rig = nodes.node(layout="one-slice-changed")
-    configs = fakes.FakeConfig(agents.LAYOUTS_TEXT)
-    agent = agents.new_agent(rig, heals_drift=heals, layout_source=configs)
+    source = fakes.FakeTextSource(agents.LAYOUTS_TEXT)
+    agent = agents.new_agent(rig, heals_drift=heals, layout_source=source)
     agents.run(rig, "one-slice-changed", by=agent)
-    configs.text = text
+    source.text = text
     outcome = agents.run(rig, "one-slice-changed", by=agent)
     assert (outcome.reason, outcome.state) == (Reason.ALREADY_APPLIED, run_status.State.SUCCESS)
     rig.node_object.events.clear()
@@ -56,17 +56,17 @@ def test_a_drift_is_published_although_the_file_is_unusable(text: str, *, heals:
 
 
 def test_a_layout_active_again_keeps_its_hash_although_the_file_lacks_it() -> None:
-    rig, configs = nodes.node(layout="all-balanced"), fakes.FakeConfig(agents.LAYOUTS_TEXT)
-    configs.text = agents.LAYOUTS_TEXT.replace("all-balanced", "mine")
+    rig, source = nodes.node(layout="all-balanced"), fakes.FakeTextSource(agents.LAYOUTS_TEXT)
+    source.text = agents.LAYOUTS_TEXT.replace("all-balanced", "mine")
     # The layout may be one of the lost GPU's model.
     rig.gpus = (rig.gpus[0], dataclasses.replace(rig.gpus[1], pci_device_id=0x20B710DE))
     rig.driver.lost.add(rig.gpus[1].uuid)
-    _, agent, outcome = nodes.at_rest("mine", rig=rig, layout_source=configs)
+    _, agent, outcome = nodes.at_rest("mine", rig=rig, layout_source=source)
     verified = rig.node_object.request_record["verified"]
     before = tamper(rig)
     agent.check_drift("mine", outcome)
 
-    configs.text, rig.gpus = agents.LAYOUTS_TEXT, before
+    source.text, rig.gpus = agents.LAYOUTS_TEXT, before
     agent.check_drift("mine", outcome)
 
     assert rig.node_object.labels[well_known.STATE_LABEL] == "success"
@@ -85,10 +85,10 @@ def test_a_gpu_lost_while_the_file_is_unusable_starts_no_run() -> None:
 def test_a_gpu_back_while_the_file_is_unusable_starts_no_run() -> None:
     rig = nodes.node(layout="all-balanced")
     rig.driver.lost.add(rig.gpus[1].uuid)
-    configs = fakes.FakeConfig(agents.LAYOUTS_TEXT)
-    agent = agents.new_agent(rig, layout_source=configs)
+    source = fakes.FakeTextSource(agents.LAYOUTS_TEXT)
+    agent = agents.new_agent(rig, layout_source=source)
     outcome = agents.run(rig, "all-balanced", by=agent)
-    configs.text = UNUSABLE_FILES["invalid"]
+    source.text = UNUSABLE_FILES["invalid"]
     rig.driver.lost.clear()
     rig.kubelet.schedulable = {"nvidia.com/gpu": gpu_values.device_uuids(rig.gpus[:1])}
 
@@ -101,13 +101,13 @@ def test_an_edit_while_a_gpu_is_lost_is_applied_once_it_is_back() -> None:
     rig = nodes.node()
     rules = (("[0]", {"7g.40gb": 1}), ("[1]", {"3g.20gb": 2}))
     text = layout_table.render({"mine": (layout_table.rule_line(*rule) for rule in rules)})
-    configs = fakes.FakeConfig(text)
-    agent = agents.new_agent(rig, layout_source=configs)
+    source = fakes.FakeTextSource(text)
+    agent = agents.new_agent(rig, layout_source=source)
     ends.run_to(rig, "mine", Reason.APPLIED, by=agent)
     rig.pods.add("affected", devices=frozenset(rig.gpus[1].mig_uuids))
     rig.driver.lost.add(rig.gpus[1].uuid)
     ends.run_to(rig, "mine", Reason.GPU_UNREACHABLE, by=agent)
-    configs.text = text.replace("3g.20gb: 2", "7g.40gb: 1")
+    source.text = text.replace("3g.20gb: 2", "7g.40gb: 1")
 
     rig.driver.lost.clear()
     ends.run_to(rig, "mine", Reason.APPLIED, by=agent)

@@ -84,7 +84,7 @@ class MatrixRow:
         note(section, {**self._key, **numbers, **counts})
         assert self._problems == []
         assert self.struck == self.tried > 0
-        assert of is None or of >= least(self._matrix, **self._key)
+        assert of is None or of >= minimum_count(self._matrix, **self._key)
 
 
 def require_rows(matrix: str, keys: Sequence[Mapping[str, str]]) -> list[dict[str, Any]]:
@@ -109,7 +109,7 @@ def published_rows(matrix: str) -> list[dict[str, Any]]:
     return rows
 
 
-def least(matrix: str, *, of: str = "tried", **key: str) -> float:
+def minimum_count(matrix: str, *, of: str = "tried", **key: str) -> float:
     """Return how many cases, or others of its numbers, a row must still have.
 
     Raises:

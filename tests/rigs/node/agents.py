@@ -65,7 +65,7 @@ def _dependencies(rig: node_rig.NodeRig, layouts: str = LAYOUTS_TEXT) -> ports.D
         workloads=fake_cluster.FakeWorkloads(rig),
         allocations=fake_cluster.FakeAllocations(rig),
         slices=fake_cluster.FakeSlices(rig),
-        layout_source=fakes.FakeConfig(layouts),
+        layout_source=fakes.FakeTextSource(layouts),
         clock=rig.clock,
         extra_clients=lambda: (
             client_table.parse(rig.owner.extra_clients, source="test.yaml")
@@ -207,12 +207,12 @@ def run(
     *,
     layouts: str = LAYOUTS_TEXT,
     by: AgentInMemory | None = None,
-    request: fakes.FakeRequest | None = None,
+    cancel: fakes.FakeCancellation | None = None,
     **options: Any,
 ) -> outcomes.Outcome:
     """Apply a layout, with an agent of its own if none is given."""
     agent = by or new_agent(rig, layouts=layouts)
-    return agent.run(layout, request or fakes.FakeRequest(rig.clock), **options)
+    return agent.run(layout, cancel or fakes.FakeCancellation(rig.clock), **options)
 
 
 def resume(rig: node_rig.NodeRig, layout: str, *, layouts: str = LAYOUTS_TEXT) -> outcomes.Outcome:

@@ -57,10 +57,10 @@ def run_to(
 def supersede(
     rig: node_rig.NodeRig, layout: str, *, by: agents.AgentInMemory | None = None, **options: Any
 ) -> None:
-    """Apply a layout until its request ends; ``options`` as for ``FakeRequest``."""
-    request = fakes.FakeRequest(rig.clock, **options)
+    """Apply a layout until its request ends; ``options`` as for ``FakeCancellation``."""
+    cancel = fakes.FakeCancellation(rig.clock, **options)
     with pytest.raises(errors.Superseded):
-        agents.run(rig, layout, by=by, request=request)
+        agents.run(rig, layout, by=by, cancel=cancel)
 
 
 def supersede_at_checks(
@@ -69,9 +69,9 @@ def supersede_at_checks(
     """Yield node and agent of a run whose request ends at a check, for each of its checks."""
     for number in itertools.count(1):
         rig, agent = make()
-        request = fakes.FakeRequest(rig.clock, ends_at=number, is_replaced=is_replaced)
+        cancel = fakes.FakeCancellation(rig.clock, ends_at=number, is_replaced=is_replaced)
         with contextlib.suppress(errors.Superseded):
-            agents.run(rig, layout, by=agent, request=request)
+            agents.run(rig, layout, by=agent, cancel=cancel)
             return
         yield rig, agent
 

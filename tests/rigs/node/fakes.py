@@ -49,7 +49,7 @@ class FakeClock:
             callback()
 
 
-class FakeRequest:
+class FakeCancellation:
     """A request that is superseded at its n-th check, or when a condition holds, or never."""
 
     def __init__(
@@ -134,7 +134,7 @@ class FakeTelemetry(ports.Telemetry):
         self.events[name].append(arguments)
 
 
-class FakeConfig:
+class FakeTextSource:
     def __init__(self, text: str, *, name: str = "test.yaml") -> None:
         self.text = text
         self.name = name

@@ -68,7 +68,7 @@ class NodeInbox(Inbox):
         rig: node_rig.NodeRig,
         on_pause: OnPause = lambda _pause: None,
         *,
-        layout_source: fakes.FakeConfig | None = None,
+        layout_source: fakes.FakeTextSource | None = None,
     ) -> None:
         super().__init__(rig.clock, on_pause, report=self._read)
         self._rig = rig

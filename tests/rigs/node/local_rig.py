@@ -106,7 +106,7 @@ class LocalRig(node_rig.NodeRig):
         return self.apply(self.layouts.layout(name), **options)
 
     def restore(self, text: str, *, is_mode_only: bool = False) -> plans.ApplyResult:
-        source = fakes.FakeConfig(text, name="c.json")
+        source = fakes.FakeTextSource(text, name="c.json")
         return applying.restore(self.deps, source, is_mode_only=is_mode_only)
 
     def boot(

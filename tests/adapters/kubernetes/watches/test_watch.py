@@ -306,7 +306,7 @@ def test_a_drain_ends_soon_after_its_pod_is_gone_even_if_the_watch_breaks(
         rig,
         "one-slice-changed",
         agent_settings.RunSettings(drain_timeout_s=30),
-        fakes.FakeRequest(clock),
+        fakes.FakeCancellation(clock),
         workloads=workloads,
     )
     scope = drain_scope.DrainScope(affected=destroyed, rights=pod_rights.Evict())

@@ -9,7 +9,7 @@ from mig_manager.core.objects import well_known
 from mig_manager.reasons import Reason
 from tests.pipeline import agent_loop, gpu_users
 from tests.pipeline.custom_requests import CHANGED
-from tests.pipeline.requests.stories import Death, Story
+from tests.pipeline.requests.stories import Kill, Story
 from tests.rigs.node import agents, call_errors, nodes
 
 
@@ -19,16 +19,16 @@ def assert_no_pod_was_evicted(story: Story, name: str, reason: Reason) -> None:
     assert story.reasons[-1] is reason
 
 
-def active(death: Death | None) -> Story:
+def active(kill: Kill | None) -> Story:
     """Return a node whose requested layout is active."""
-    story = Story(nodes.node(layout="all-balanced"), death)
+    story = Story(nodes.node(layout="all-balanced"), kill)
     story.rig.node_object.labels[well_known.CONFIG_LABEL] = "all-balanced"
     return story
 
 
-def first_layout(death: Death | None) -> Story:
+def first_layout(kill: Kill | None) -> Story:
     """The GPUs drift after the first layout."""
-    story = Story(nodes.node(), death)
+    story = Story(nodes.node(), kill)
     story.run_agent(story.label("all-balanced"))
     nodes.add_pod_on_unowned_instances(story.rig)
     story.run_agent()
@@ -36,9 +36,9 @@ def first_layout(death: Death | None) -> Story:
     return story
 
 
-def passing_failure_after_a_reboot(death: Death | None) -> Story:
+def passing_failure_after_a_reboot(kill: Kill | None) -> Story:
     """Another program repartitions after a reboot, and the first start meets no driver."""
-    story = active(death)
+    story = active(kill)
     story.rig.reboot()
     nodes.add_pod_on_unowned_instances(story.rig)
     story.rig.failures.add("gpus.observe", call_errors.NO_DRIVER)
@@ -49,18 +49,18 @@ def passing_failure_after_a_reboot(death: Death | None) -> Story:
     return story
 
 
-def unrelated_change_of_the_file(death: Death | None) -> Story:
+def unrelated_change_of_the_file(kill: Kill | None) -> Story:
     """The GPUs have drifted, and a layout that no node has is edited."""
-    story = active(death)
+    story = active(kill)
     nodes.add_pod_on_unowned_instances(story.rig)
     story.run_agent(story.file(agents.LAYOUTS_TEXT.replace("1g.5gb: 7", "1g.5gb: 6")))
     assert_no_pod_was_evicted(story, "foreign", Reason.DRIFTED)
     return story
 
 
-def new_rule_for_other_gpus(death: Death | None) -> Story:
+def new_rule_for_other_gpus(kill: Kill | None) -> Story:
     """The GPUs have drifted, one is lost, and the layout gets a rule for GPUs of other nodes."""
-    story = active(death)
+    story = active(kill)
     story.run_agent()
     nodes.add_pod_on_unowned_instances(story.rig)
     rule = "  - {device-filter: '0xFFFF10DE', devices: all, mig-enabled: false}\n"
@@ -72,9 +72,9 @@ def new_rule_for_other_gpus(death: Death | None) -> Story:
     return story
 
 
-def new_node_object(death: Death | None, record: str = "") -> Story:
+def new_node_object(kill: Kill | None, record: str = "") -> Story:
     """The Node is deleted and registered again, with the label from kubelet's flags."""
-    story = active(death)
+    story = active(kill)
     nodes.add_pod_on_unowned_instances(story.rig)
     story.rig.node_object.annotations.clear()
     if record:
@@ -86,9 +86,9 @@ def new_node_object(death: Death | None, record: str = "") -> Story:
     return story
 
 
-def request_of_another_manager(death: Death | None, state: str = "failed") -> Story:
+def request_of_another_manager(kill: Kill | None, state: str = "failed") -> Story:
     """NVIDIA's manager served the label to this state, and pods use other instances."""
-    story = active(death)
+    story = active(kill)
     nodes.add_pod_on_unowned_instances(story.rig)
     story.rig.node_object.annotations.clear()
     story.rig.host_copy_file.text = None
@@ -101,12 +101,12 @@ def request_of_another_manager(death: Death | None, state: str = "failed") -> St
     return story
 
 
-def partitioning_ended(death: Death | None) -> Story:
+def partitioning_ended(kill: Kill | None) -> Story:
     """A custom layout is refused on an on-demand node, and the owner removes that label.
 
-    If the agent dies, that is before its successor starts.
+    If the agent is killed, that is before its successor starts.
     """
-    story = Story(nodes.busy_node(), death)
+    story = Story(nodes.busy_node(), kill)
     story.rig.node_object.labels[well_known.PARTITIONING_LABEL] = well_known.ON_DEMAND
     story.rig.node_object.annotations[well_known.LAYOUT_ANNOTATION] = CHANGED
 
@@ -114,7 +114,7 @@ def partitioning_ended(death: Death | None) -> Story:
         if '"custom"' in story.rig.node_object.annotations.get(well_known.REQUEST_ANNOTATION, ""):
             story.rig.node_object.labels.pop(well_known.PARTITIONING_LABEL, None)
 
-    story.on_death = end_partitioning
+    story.on_kill = end_partitioning
     story.run_agent(story.label("custom"))
     end_partitioning()
     story.run_agent()
@@ -122,9 +122,9 @@ def partitioning_ended(death: Death | None) -> Story:
     return story
 
 
-def partitioning_ended_on_a_new_node_object(death: Death | None) -> Story:
+def partitioning_ended_on_a_new_node_object(kill: Kill | None) -> Story:
     """During a wait for a slot, the Node is registered again without the on-demand label."""
-    story = Story(nodes.limited_node(), death)
+    story = Story(nodes.limited_node(), kill)
     rig = story.rig
     rig.slots.denials = [slots.Denial(limit=1, changing=("b",))] * 2
     rig.node_object.labels[well_known.PARTITIONING_LABEL] = well_known.ON_DEMAND
@@ -135,15 +135,15 @@ def partitioning_ended_on_a_new_node_object(death: Death | None) -> Story:
             del rig.node_object.labels[well_known.PARTITIONING_LABEL]
             agent_loop.register_again(rig)
 
-    story.on_death = register_again
+    story.on_kill = register_again
     story.run_agent(story.label("custom"))
     assert_no_pod_was_evicted(story, "affected", Reason.IN_USE)
     return story
 
 
-def partitioning_ended_before_any_agent(death: Death | None) -> Story:
+def partitioning_ended_before_any_agent(kill: Kill | None) -> Story:
     """No agent has seen the label, and the document says that it evicts no pod."""
-    story = Story(nodes.busy_node(), death)
+    story = Story(nodes.busy_node(), kill)
     story.rig.node_object.annotations[well_known.LAYOUT_ANNOTATION] = CHANGED.replace(
         "mine", "on-demand"
     )
@@ -153,18 +153,18 @@ def partitioning_ended_before_any_agent(death: Death | None) -> Story:
     return story
 
 
-def silent_kubelet(death: Death | None) -> Story:
+def silent_kubelet(kill: Kill | None) -> Story:
     """A layout is requested while kubelet does not answer."""
-    story = Story(nodes.busy_node(), death)
+    story = Story(nodes.busy_node(), kill)
     story.rig.kubelet.is_silent = True
     story.run_agent(story.label("one-slice-changed"))
     assert_no_pod_was_evicted(story, "affected", Reason.POD_RESOURCES_UNAVAILABLE)
     return story
 
 
-def pod_that_only_kubelet_lists(death: Death | None) -> Story:
+def pod_that_only_kubelet_lists(kill: Kill | None) -> Story:
     """A pod that was deleted by force still has an instance that is to go."""
-    story = Story(nodes.busy_node(), death)
+    story = Story(nodes.busy_node(), kill)
     story.rig.kubelet.devices_of_unlisted_pods["deleted"] = frozenset(
         {nodes.device(story.rig, 0, "2g.10gb")}
     )
@@ -173,9 +173,9 @@ def pod_that_only_kubelet_lists(death: Death | None) -> Story:
     return story
 
 
-def process_on_a_gpu(death: Death | None) -> Story:
+def process_on_a_gpu(kill: Kill | None) -> Story:
     """A process on the GPU itself would keep the first new instance out."""
-    story = Story(nodes.busy_node(), death)
+    story = Story(nodes.busy_node(), kill)
     story.source.text = gpu_users.WHOLE
     story.rig.driver.processes = {story.rig.gpus[0].uuid: (gpu_users.process(),)}
     before = story.rig.gpus
@@ -185,9 +185,9 @@ def process_on_a_gpu(death: Death | None) -> Story:
     return story
 
 
-def lost_mig_mode(death: Death | None) -> Story:
+def lost_mig_mode(kill: Kill | None) -> Story:
     """MIG mode of one GPU went off behind its pods, and a service uses that GPU."""
-    story = Story(gpu_users.outdated_node(), death)
+    story = Story(gpu_users.outdated_node(), kill)
     service = gpu_users.process("unit train.service")
     users = (*gpu_users.processes_of_pods(story.rig, 0), service)
     story.rig.driver.processes = {story.rig.gpus[0].uuid: users}
@@ -196,9 +196,9 @@ def lost_mig_mode(death: Death | None) -> Story:
     return story
 
 
-def phantom_devices(death: Death | None) -> Story:
+def phantom_devices(kill: Kill | None) -> Story:
     """The node advertises devices that no GPU has."""
-    story = active(death)
+    story = active(kill)
     story.rig.pods.add("training", devices=frozenset({nodes.device(story.rig, 0, "3g.20gb")}))
     story.rig.kubelet.phantoms = {"nvidia.com/mig-7g.40gb": 2}
     story.run_agent()
@@ -227,12 +227,12 @@ def phantom_devices(death: Death | None) -> Story:
     ],
 )
 def test_a_restart_at_any_point_evicts_no_pod_without_a_request(
-    make_story: Callable[[Death | None], Story],
+    make_story: Callable[[Kill | None], Story],
 ) -> None:
     calls = make_story(None).calls
     assert calls > 2
     for at in range(calls):
-        assert make_story(Death(at)).deaths == 1, at
+        assert make_story(Kill(at)).kills == 1, at
 
 
 @pytest.mark.parametrize("state", ["success", "failed", "pending", "rebooting"])
@@ -240,9 +240,9 @@ def test_migration_from_nvidias_manager_evicts_no_pod(state: str) -> None:
     request_of_another_manager(None, state)
 
 
-def another_layout(death: Death | None) -> Story:
+def another_layout(kill: Kill | None) -> Story:
     """A layout is requested for which one pod must go."""
-    story = active(death)
+    story = active(kill)
     for name, gpu, profile in (("affected", 0, "2g.10gb"), ("spared", 1, "3g.20gb")):
         device = nodes.device(story.rig, gpu, profile)
         story.rig.pods.add(name, devices=frozenset({device}))
@@ -264,12 +264,12 @@ def another_layout(death: Death | None) -> Story:
     ],
 )
 def test_a_record_lost_at_any_point_evicts_no_pod_without_a_request(
-    make_story: Callable[[Death | None], Story],
+    make_story: Callable[[Kill | None], Story],
 ) -> None:
     calls = make_story(None).calls
     assert calls > 2
     for at in range(calls):
-        assert make_story(Death(at, loses_record=True)).deaths == 1, at
+        assert make_story(Kill(at, loses_record=True)).kills == 1, at
 
 
 @pytest.mark.parametrize(
