@@ -1,9 +1,9 @@
 """List words that this project replaces: ``python -m docs.language [PATH...]``.
 
-Identifiers are split at underscores and capitals: ``told_as`` has ``told``. A line of output is
-``file:line: word (say: ...)``. Also: locals that hide a name of their module, long names of
-tests, fields and errors that are not documented as CONTRIBUTING.md says, and stale references
-such as ``module.name`` or an error that no longer exists.
+Identifiers are split at underscores and capitals: ``told_as`` has ``told``. The names of files are
+searched, too. A line of output is ``file:line: word (say: ...)``. Also: locals that hide a name of
+their module, long names of tests, fields and errors that are not documented as CONTRIBUTING.md
+says, and stale references such as ``module.name`` or an error that no longer exists.
 """
 
 import ast
@@ -60,6 +60,7 @@ WORDS = {
     "placements, instances": "places",
     "MIG mode change": "mode switch|mode switches|switch(?:es)? of (?:the )?(?:mig )?mode",
     "worker process, request, answer": "talker|talkers|board|boards|exchange|exchanges",
+    "kill, end": "deaths?",
     "last call": "epitaph|epitaphs|postmortem|post mortem",
     "a named subject": "nobody|somebody|whoever",
     "partition, repartition": "recut|recuts|recutting",
@@ -158,20 +159,28 @@ def findings(path: pathlib.Path) -> list[Finding]:
     if name == _OWN_NAME:
         return []
     text = path.read_text(encoding="utf-8")
-    # Identifiers become separate words; lines stay lines.
+    every = [
+        Finding(name, _line(match), " ".join(match[0].split()), _say(match))
+        for match in _any_word().finditer(_plain_words(text, name))
+    ]
+    every += [
+        Finding(name, 1, f"file name with {match[0]}", _say(match))
+        for match in _any_word().finditer(_plain_words(path.name, name))
+    ]
+    if path.suffix == ".py":
+        every += _findings_in_code(name, text)
+    return sorted(every)
+
+
+def _plain_words(text: str, name: str) -> str:
+    """Return the words of a text, in the same lines; uses that are right in a file are dots."""
     words = re.sub(r"([a-z0-9])([A-Z])", r"\1 \2", text)
     plain = re.sub(r"[_\-#*`]", " ", words).lower()
     if _any_word().search(plain):
         within = (pattern for where, pattern in EXEMPT_WITHIN.items() if re.match(where, name))
         for exempt in (*EXEMPT, *within):
             plain = _spaced(exempt).sub(lambda match: re.sub(r"\S", ".", match[0]), plain)
-    every = [
-        Finding(name, _line(match), " ".join(match[0].split()), _say(match))
-        for match in _any_word().finditer(plain)
-    ]
-    if path.suffix == ".py":
-        every += _findings_in_code(name, text)
-    return sorted(every)
+    return plain
 
 
 def _findings_in_code(name: str, text: str) -> Iterator[Finding]:

@@ -15,7 +15,7 @@ from tests.crash.crash_stage import CrashStage
 from tests.rigs.host import processes
 
 _LONG_S = 60.0
-_DEATH_S = 30.0
+_END_S = 30.0
 _CHANGES = (
     (changes.FIRST_HOPPER, "nvmlDeviceSetMigMode"),
     (changes.ONE_SLICE, "nvmlComputeInstanceDestroy"),
@@ -25,10 +25,10 @@ _CHANGES = (
 )
 
 
-def dies(process: int) -> bool:
+def ends(process: int) -> bool:
     poll = select.poll()
     poll.register(process, select.POLLIN)
-    return bool(poll.poll(_DEATH_S * 1000))
+    return bool(poll.poll(_END_S * 1000))
 
 
 def kill_at_work(crash_stage: CrashStage, is_at_work: Callable[[], bool]) -> None:
@@ -42,7 +42,7 @@ def kill_at_work(crash_stage: CrashStage, is_at_work: Callable[[], bool]) -> Non
             stack.callback(os.close, worker)
         agent.kill()
         assert workers
-        assert all(dies(worker) for worker in workers)
+        assert all(ends(worker) for worker in workers)
 
 
 def gpu_changes(crash_stage: CrashStage) -> int:

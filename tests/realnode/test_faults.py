@@ -118,7 +118,7 @@ def _stay_down(seconds: float) -> None:
     threading.Event().wait(seconds)
 
 
-_DEATHS: Mapping[str, Callable[[real_cluster.RealCluster], None]] = {
+_KILLS: Mapping[str, Callable[[real_cluster.RealCluster], None]] = {
     "agent": _kill_agent,
     "pod of the agent": _delete_agent,
     "kubelet": _kill_kubelet,
@@ -134,8 +134,8 @@ _TOGETHER = (
     {"Drain": "kubelet", "Pause": "api", "Execute": "pod of the agent", "Verify": "agent"},
     {"Verify": "plugin"},
 )
-"""Up to four deaths in each change. Clients of Kubernetes wait up to a minute before they connect
-again if the API server dies twice within two minutes, so kubelet dies between its deaths. If it
+"""Up to four kills in each change. Clients of Kubernetes wait up to a minute before they connect
+again if the API server dies twice within two minutes, so kubelet is killed between the two. If it
 dies in Execute, the attempt may fail, and the next may find that all is well, without Verify."""
 _PROGRAMS = ("agent", "kubelet", "containerd", "api", "plugin")
 _PHASES = ("Drain", "Pause", "Execute", "Verify")
@@ -144,21 +144,21 @@ _NOT_RUNNING = {("plugin", "Execute")}
 
 
 def test_each_program_dies_in_each_phase_that_it_runs_in() -> None:
-    played = {(dies, phase) for deaths in _TOGETHER for phase, dies in deaths.items()}
+    played = {(program, phase) for kills in _TOGETHER for phase, program in kills.items()}
     assert played >= {*itertools.product(_PROGRAMS, _PHASES)} - _NOT_RUNNING
 
 
-def _name(deaths: Mapping[str, str]) -> str:
-    return ", ".join(f"{phase}: {dies}" for phase, dies in deaths.items())
+def _name(kills: Mapping[str, str]) -> str:
+    return ", ".join(f"{phase}: {program}" for phase, program in kills.items())
 
 
-@pytest.mark.parametrize("deaths", _TOGETHER, ids=_name)
+@pytest.mark.parametrize("kills", _TOGETHER, ids=_name)
 def test_a_change_ends_well_whatever_dies_in_whichever_phase(
-    busy: real_cluster.RealCluster, deaths: Mapping[str, str]
+    busy: real_cluster.RealCluster, kills: Mapping[str, str]
 ) -> None:
     change = StruckChange(busy)
-    change.request_with_deaths({phase: _DEATHS[dies] for phase, dies in deaths.items()})
-    change.assert_good_end(awaits_plugin=deaths.get("Verify") == "plugin")
+    change.request_with_kills({phase: _KILLS[program] for phase, program in kills.items()})
+    change.assert_good_end(awaits_plugin=kills.get("Verify") == "plugin")
 
 
 @pytest.mark.slow
@@ -167,12 +167,12 @@ def test_a_change_ends_well_if_kubelet_is_down_until_its_node_is_not_ready(
     busy: real_cluster.RealCluster, phase: str
 ) -> None:
     change = StruckChange(busy)
-    change.request_with_deaths({phase: _stop_kubelet})
+    change.request_with_kills({phase: _stop_kubelet})
     change.assert_good_end()
 
 
 class StruckChange:
-    """A change of a busy node, which pauses in phases for something to die there."""
+    """A change of a busy node, which pauses in phases for something to be killed there."""
 
     def __init__(self, cluster: real_cluster.RealCluster) -> None:
         self._cluster = cluster
@@ -181,36 +181,36 @@ class StruckChange:
         self._affected_pods = cluster.running(self._source.app)
         self._log = cluster.listen()
 
-    def request_with_deaths(
-        self, deaths: Mapping[str, Callable[[real_cluster.RealCluster], None]]
+    def request_with_kills(
+        self, kills: Mapping[str, Callable[[real_cluster.RealCluster], None]]
     ) -> None:
-        """Request the other layout, and let something die in each of some phases."""
+        """Request the other layout, and kill something in each of some phases."""
         cluster, gpus = self._cluster, self._cluster.driver.gpus
         pods = node_state.containers(cluster.pods(app=self._source.app))
-        if "Drain" in deaths:
+        if "Drain" in kills:
             self._signal(pods, "SIGSTOP")
-        if "Execute" in deaths:
+        if "Execute" in kills:
             create = "nvmlDeviceCreateGpuInstance*"
             gpus.add_fault(nvml_faults.Fault(function=create, hang_s=_HANG_S))
         cluster.request(self._target.name)
-        if "Drain" in deaths:
+        if "Drain" in kills:
             waiting.until(self._is_draining, "the evictions")
-            deaths["Drain"](cluster)
-        plugin = self._stop_plugin() if "Pause" in deaths else []
-        if "Drain" in deaths:
+            kills["Drain"](cluster)
+        plugin = self._stop_plugin() if "Pause" in kills else []
+        if "Drain" in kills:
             self._signal(pods, "SIGCONT")
-        if "Pause" in deaths:
+        if "Pause" in kills:
             waiting.until(self._is_pausing, "the end of the plugin")
-            deaths["Pause"](cluster)
+            kills["Pause"](cluster)
             with contextlib.suppress(RuntimeError):
                 # The plugin may be what has died.
                 self._signal(plugin, "SIGCONT")
-        if "Execute" in deaths:
+        if "Execute" in kills:
             waiting.until(lambda: gpus.faults()[0].strikes > 0, "the driver to hang")
-            deaths["Execute"](cluster)
-        if "Verify" in deaths:
+            kills["Execute"](cluster)
+        if "Verify" in kills:
             cluster.wait_for_phase("Verify")
-            deaths["Verify"](cluster)
+            kills["Verify"](cluster)
 
     def assert_good_end(self, *, awaits_plugin: bool = False) -> None:
         """Check that the change succeeded and disturbed nothing but the affected pods.
@@ -299,7 +299,7 @@ def _source_and_target(cluster: real_cluster.RealCluster) -> tuple[Layout, Layou
 
 
 def _renew_agent(cluster: real_cluster.RealCluster) -> None:
-    """Have an agent that was never restarted: kubelet waits longer after each death of a pod."""
+    """Have an agent that was never restarted: kubelet waits longer after each restart of a pod."""
     restarts = [
         each["restartCount"]
         for pod in node_state.agents(cluster)
