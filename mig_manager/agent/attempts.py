@@ -137,8 +137,10 @@ class Attempt(node_context.NodeContext):
             return
         with contextlib.suppress(errors.HardwareError, errors.LayoutError):
             gpus = self.deps.gpus.observe()
-            has_rest = not planner.restore(gpus, before).is_empty
-            if has_rest and (since := self.verified_layout.name_verified_since(before, gpus)):
+            is_restored = planner.restore(gpus, before).is_empty
+            if is_restored and not planner.unowned_instances(gpus, before):
+                return
+            if since := self.verified_layout.name_verified_since(before, gpus):
                 _log.warning("interrupted_change_outdated", verified_since=since)
                 self.recorder.set_journal(
                     applied_before="", gpus=self.journal.gpus.with_snapshots(())

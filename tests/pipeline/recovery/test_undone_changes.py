@@ -49,15 +49,25 @@ def test_an_interrupted_change_is_undone_only_under_the_lock() -> None:
     assert rig.host.refreshes == 1
 
 
-@pytest.mark.parametrize("label", [None, "other", "requested"])
-def test_layout_applied_at_a_shell_since_the_kill_is_not_undone(label: str | None) -> None:
-    rig = local_rig.LocalRig("before")
+@pytest.mark.parametrize(
+    ("before", "killed", "applied", "label"),
+    [
+        ("before", "requested", "small", None),
+        ("before", "requested", "small", "other"),
+        ("before", "requested", "small", "requested"),
+        ("requested", "other", "before", None),  # where no former instance has room
+    ],
+)
+def test_layout_applied_at_a_shell_since_the_kill_is_not_undone(
+    before: str, killed: str, applied: str, label: str | None
+) -> None:
+    rig = local_rig.LocalRig(before)
     rig.start_plugin()
     text = local_rig.LAYOUTS_TEXT
-    agents.run(rig, "before", layouts=text)
-    strikes.kill_before(rig, steps.CreateGpuInstance, "requested", layouts=text)
-    rig.change_to("small")
-    applied = rig.gpus
+    agents.run(rig, before, layouts=text)
+    strikes.kill_before(rig, steps.CreateGpuInstance, killed, layouts=text)
+    rig.change_to(applied)
+    gpus = rig.gpus
     rig.failures.add(steps.CreateGpuInstance, call_errors.REFUSED, times=1)
 
     agent = agents.start(rig, label, layouts=text)
@@ -66,7 +76,7 @@ def test_layout_applied_at_a_shell_since_the_kill_is_not_undone(label: str | Non
     else:
         assert agents.run(rig, label, by=agent).state is run_status.State.FAILED
 
-    assert ends.is_as_before(rig, applied)
+    assert ends.is_as_before(rig, gpus)
     assert rig.node_object.labels.get(well_known.APPLIED_LABEL) is None
     ends.assert_restored(rig)
 
