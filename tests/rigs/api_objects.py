@@ -127,11 +127,13 @@ def a_lease(name: str, **spec: object) -> Object:
     return head | {"spec": spec}
 
 
-def a_budget(name: str, selector: Object | None, **spec: object) -> Object:
+def a_budget(
+    name: str, selector: Object | None, *, namespace: str = "default", **spec: object
+) -> Object:
     return {
         "apiVersion": "policy/v1",
         "kind": "PodDisruptionBudget",
-        "metadata": {"name": name, "namespace": "default"},
+        "metadata": {"name": name, "namespace": namespace},
         "spec": {"selector": selector, **spec},
     }
 

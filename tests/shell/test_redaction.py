@@ -84,6 +84,15 @@ def test_a_known_secret_is_removed_wherever_it_is(secret: str, before: str, afte
     assert secret not in redaction.redact(text, [secret]).replace(redaction.REMOVED, "")
 
 
+@hypothesis.given(secret=PHRASES, rest=PHRASES, is_reversed=st.booleans())
+def test_a_secret_that_begins_with_another_is_removed_whole(
+    secret: str, rest: str, *, is_reversed: bool
+) -> None:
+    secrets = sorted([secret, secret + rest], key=len, reverse=is_reversed)
+
+    assert redaction.redact(secret + rest, secrets) == redaction.REMOVED
+
+
 @hypothesis.given(name=NAMES, secrets=st.lists(st.text(), min_size=1), inner=BARE)
 def test_json_stays_json_where_secrets_are_in_a_list(
     name: str, secrets: list[str], inner: str

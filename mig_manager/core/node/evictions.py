@@ -103,7 +103,7 @@ def check_budgets(pods: Sequence[pod_object.Pod], budgets: Iterable[Budget]) -> 
     members: dict[str, list[pod_object.Pod]] = {}
     for pod in pods:
         # The API server ignores budgets for a pod that does not run.
-        runs = not (pod.phase == "Pending" or pod.is_finished or pod.is_terminating)
+        runs = not (pod.phase == "Pending" or pod.is_finished)
         guards = [budget for budget in budgets if runs and budget.covers(pod)]
         if len(guards) > 1:
             names = " and ".join(sorted(budget.name for budget in guards))

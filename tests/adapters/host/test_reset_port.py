@@ -41,6 +41,9 @@ class InMemory:
         error = errors.HostError("refused", reason=Reason.RESET_REQUIRED)
         self._node.failures.add("reset.reset", error)
 
+    def refuse_then_hang(self) -> None:
+        self.refuse()
+
     def set_persistence(self, *, is_kept_off: bool = False) -> None:
         self._node.resets.need_persistence_off = True
         self._node.resets.keep_persistence_off = is_kept_off
@@ -49,8 +52,11 @@ class InMemory:
 class Simulated:
     def __init__(self, machine: ResetMachine) -> None:
         self._machine = machine
-        search = programs.Programs((), search_path=str(machine.tool.parent))
-        self.port: ports.GpuReset = gpu_reset.SmiReset(search, proc=machine.proc.root)
+        self.port = self._reset_within(60.0)
+
+    def _reset_within(self, timeout_s: float) -> ports.GpuReset:
+        search = programs.Programs((), search_path=str(self._machine.tool.parent))
+        return gpu_reset.SmiReset(search, timeout_s=timeout_s, proc=self._machine.proc.root)
 
     @property
     def gpus(self) -> Sequence[model.Gpu]:
@@ -64,6 +70,12 @@ class Simulated:
 
     def refuse(self) -> None:
         self._machine.say("in use by another client", status=255)
+
+    def refuse_then_hang(self) -> None:
+        once = self._machine.tool.with_name("once")
+        script = f"[ -e {once} ] && exec sleep 60; touch {once}; echo in use by another; exit 255"
+        self._machine.wrap(f'case "$1" in --gpu-reset) {script};; esac')
+        self.port = self._reset_within(2.0)
 
     def set_persistence(self, *, is_kept_off: bool = False) -> None:
         for gpu in self.gpus:
@@ -158,13 +170,13 @@ def test_a_refused_reset_changes_no_gpu(rig: Rig) -> None:
     assert rig.gpus[0].has_pending_mode
 
 
-@pytest.mark.parametrize("is_refused", [False, True])
-def test_persistence_mode_is_noted_off_and_on_again(rig: Rig, *, is_refused: bool) -> None:
+@pytest.mark.parametrize("refusal", ["", "refuse", "refuse_then_hang"])
+def test_persistence_mode_is_noted_off_and_on_again(rig: Rig, refusal: str) -> None:
     rig.put_off_mode(0)
     rig.set_persistence()
     (gpu, _), notes = rig.gpus, Notes()
-    if is_refused:
-        rig.refuse()
+    if refusal:
+        getattr(rig, refusal)()
         with pytest.raises(errors.HostError):
             rig.port.reset([gpu], notes)
     else:

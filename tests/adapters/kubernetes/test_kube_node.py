@@ -18,7 +18,12 @@ from testkit import apiserver
 from tests.rigs import api_objects
 from tests.rigs.node import fakes
 
-OTHER = {"key": "dedicated", "value": "gpu", "effect": "NoSchedule"}
+OTHER = {
+    "key": "dedicated",
+    "value": "gpu",
+    "effect": "NoExecute",
+    "timeAdded": "2026-01-02T03:04:05Z",
+}
 RIVAL = {"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule"}
 NODE = {
     "apiVersion": "v1",

@@ -51,7 +51,8 @@ class LeasesRig:
             limit=limit,
             clock=self.clock,
             renew_s=renew_s,
-            pick=lambda free: free[0],
+            # Rather an expired slot than a free one.
+            pick=lambda takeable: max(takeable, key=lambda slot: slot.holder),
         )
         self.agents.append((kube, slots))
         return slots
@@ -204,6 +205,9 @@ def test_dead_disrupted_nodes_beyond_the_limit_count_against_it(rig: LeasesRig) 
 
     assert "their agents are silent: b, c (" in str(limited.take())
     assert rig.holders()[LEASE] == ""
+    rig.server.delete(kinds.NODES, "c")
+    assert limited.take() is None
+    assert list(rig.holders().values()) == ["a", "b", "c"]
 
 
 def test_an_unreadable_node_counts_as_disrupted(

@@ -155,12 +155,13 @@ class Disruptions:
 
 @dataclasses.dataclass(slots=True)
 class Budget:
-    """A PodDisruptionBudget of the namespace ``default`` whose controller is immediate."""
+    """A PodDisruptionBudget whose controller is immediate."""
 
     name: str
     app: str  # it covers the pods with this value of the label ``app``
     replicas: int
     max_unavailable: int
+    namespace: str = "default"
 
     def with_status(self, pods: pod_object.Pods) -> evictions.Budget:
         """Return it with its status where these are the pods of the cluster."""
@@ -169,7 +170,7 @@ class Budget:
         ]
         desired = self.replicas - self.max_unavailable
         return evictions.Budget(
-            namespace="default",
+            namespace=self.namespace,
             name=self.name,
             selector=selectors.parse_selector(f"app={self.app}"),
             allowed=max(0, len(ready) - desired),
@@ -178,4 +179,4 @@ class Budget:
         )
 
     def covers(self, pod: pod_object.Pod) -> bool:
-        return pod.labels.get("app") == self.app
+        return pod.namespace == self.namespace and pod.labels.get("app") == self.app

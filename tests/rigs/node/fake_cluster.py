@@ -210,8 +210,11 @@ class FakeWorkloads(FakePort):
 
     def budgets(self, namespaces: Collection[str]) -> tuple[evictions.Budget, ...]:
         self._rig.record_call("workloads.budgets")
-        budgets = self._rig.disruptions.budgets if "default" in namespaces else ()
-        return tuple(budget.with_status(self._rig.pods.everywhere) for budget in budgets)
+        return tuple(
+            budget.with_status(self._rig.pods.everywhere)
+            for budget in self._rig.disruptions.budgets
+            if budget.namespace in namespaces
+        )
 
     def covered_by(self, budget: evictions.Budget) -> pod_object.Pods:
         self._rig.record_call("workloads.covered_by")

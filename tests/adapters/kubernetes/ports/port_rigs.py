@@ -79,10 +79,10 @@ class InMemory:
         """Remove a pod, as kubelet at its end."""
         self._rig.pods.remove(pod.uid)
 
-    def add_budget(self, name: str, max_unavailable: int) -> None:
-        """Add a budget for as many pods as there are."""
-        replicas = len(self._rig.pods.everywhere)
-        budget = cluster_parts.Budget(name, LABELS["app"], replicas, max_unavailable)
+    def add_budget(self, name: str, max_unavailable: int, *, namespace: str = "default") -> None:
+        """Add a budget for as many pods as its namespace has."""
+        replicas = sum(pod.namespace == namespace for pod in self._rig.pods.everywhere)
+        budget = cluster_parts.Budget(name, LABELS["app"], replicas, max_unavailable, namespace)
         self._rig.disruptions.budgets.append(budget)
 
     def end_kubelet(self) -> None:
@@ -158,17 +158,20 @@ class OnServers:
         *,
         on: str = NODE,
         devices: frozenset[str] = frozenset(),
+        namespace: str = "default",
         phase: str = "",
         is_ready: bool = True,
     ) -> pod_object.Pod:
         limits = {GPU: len(devices)} if devices else None
-        pod = api_objects.a_pod(name, LABELS, node=on, phase=phase, limits=limits)
+        pod = api_objects.a_pod(
+            name, LABELS, node=on, namespace=namespace, phase=phase, limits=limits
+        )
         if not is_ready:
             del pod["status"]["conditions"]
         self._server.create(pod)
         if on == NODE:
             entries = [kubelet_rig.devices(GPU, *devices)] if devices else []
-            self._kubelet.pods.append(kubelet_rig.pod(name, *entries, namespace="default"))
+            self._kubelet.pods.append(kubelet_rig.pod(name, *entries, namespace=namespace))
         return pod_parser.parse(pod)
 
     def unlabel(self, pod: pod_object.Pod) -> None:
@@ -178,9 +181,13 @@ class OnServers:
     def end(self, pod: pod_object.Pod) -> None:
         self._server.delete(kinds.PODS, pod.name, pod.namespace)
 
-    def add_budget(self, name: str, max_unavailable: int) -> None:
+    def add_budget(self, name: str, max_unavailable: int, *, namespace: str = "default") -> None:
         selector = {"matchLabels": LABELS}
-        self._server.create(api_objects.a_budget(name, selector, maxUnavailable=max_unavailable))
+        self._server.create(
+            api_objects.a_budget(
+                name, selector, namespace=namespace, maxUnavailable=max_unavailable
+            )
+        )
 
     def end_kubelet(self) -> None:
         self._kubelet.stop()

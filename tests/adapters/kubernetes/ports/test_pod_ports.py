@@ -145,6 +145,19 @@ def test_eviction_uses_up_a_budget_and_a_dry_run_does_not(rig: Rig) -> None:
     assert rig.workloads.budgets({"of-others"}) == ()
 
 
+def test_budgets_of_every_requested_namespace_count_its_own_pods(rig: Rig) -> None:
+    for namespace in ("default", "team"):
+        rig.add_pod(f"of-{namespace}", namespace=namespace)
+        rig.add_budget("guard", 1, namespace=namespace)
+
+    budgets = rig.workloads.budgets({"default", "team"})
+
+    assert {(each.namespace, each.healthy, each.desired) for each in budgets} == {
+        ("default", 1, 0),
+        ("team", 1, 0),
+    }
+
+
 # -- kubelet and the DRA driver ---------------------------------------------------------------
 
 
