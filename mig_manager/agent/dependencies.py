@@ -61,7 +61,7 @@ def of_node(
         ),
         pod_watch=pod_watch,
         allocations=kubelet,
-        is_advertiser=settings.advertises_simulated,
+        advertises_simulated=settings.advertises_simulated,
         processes=workers.processes,
         slices=pod_claims.KubeSlices(kube, node_name=settings.node_name),
         layout_source=files.SourceFile(settings.config_file),

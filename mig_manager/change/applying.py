@@ -18,7 +18,7 @@ from mig_manager.core.planner import planner
 
 
 def apply(
-    deps: shell.Dependencies,
+    deps: shell.ShellDependencies,
     resolve: Callable[[], layouts.Layout],
     *,
     is_mode_only: bool = False,
@@ -67,7 +67,7 @@ def apply(
 
 
 def restore(
-    deps: shell.Dependencies,
+    deps: shell.ShellDependencies,
     source: ports.TextSource,
     *,
     is_mode_only: bool = False,
@@ -103,14 +103,14 @@ def restore(
 
 
 def _aware_of_hooks(
-    deps: shell.Dependencies, points: hook_points.HookPoints
-) -> shell.Dependencies:
+    deps: shell.ShellDependencies, points: hook_points.HookPoints
+) -> shell.ShellDependencies:
     """Accept kubelet's last answer once a hook has run, which may stop kubelet."""
     pods = dataclasses.replace(deps.pods, has_hook_run=lambda: points.has_run)
     return dataclasses.replace(deps, pods=pods)
 
 
-def _known_processes(deps: shell.Dependencies) -> gpu_processes.Processes | None:
+def _known_processes(deps: shell.ShellDependencies) -> gpu_processes.Processes | None:
     """Return the processes that use each GPU; None if the driver refuses."""
     # What blocks the change is asked again when it begins.
     with contextlib.suppress(errors.HardwareError):
@@ -119,7 +119,7 @@ def _known_processes(deps: shell.Dependencies) -> gpu_processes.Processes | None
 
 
 def _run(
-    deps: shell.Dependencies,
+    deps: shell.ShellDependencies,
     requested: layout_change.RequestedLayout,
     points: hook_points.HookPoints,
     lock: contextlib.AbstractContextManager[None],

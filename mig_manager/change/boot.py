@@ -45,7 +45,7 @@ class Restored:
 
 
 def boot(
-    deps: shell.Dependencies,
+    deps: shell.ShellDependencies,
     fallback: Callable[[], layouts.Layout] | None,
     *,
     driver_timeout_s: float,
@@ -87,7 +87,7 @@ def boot(
     return Restored(layout="", executed=(), problems=problems)
 
 
-def _is_saved(deps: shell.Dependencies) -> bool:
+def _is_saved(deps: shell.ShellDependencies) -> bool:
     """Return whether a layout is saved, even an invalid one."""
     try:
         return deps.verified_layout_file.read() is not None
@@ -96,7 +96,7 @@ def _is_saved(deps: shell.Dependencies) -> bool:
 
 
 def _read(
-    deps: shell.Dependencies,
+    deps: shell.ShellDependencies,
 ) -> tuple[verified_layouts.VerifiedLayout | None, tuple[boot_problems.Problem, ...]]:
     """Return the saved layout, or why it is invalid."""
     try:
@@ -114,7 +114,7 @@ def _read(
 
 
 def _restore(
-    deps: shell.Dependencies,
+    deps: shell.ShellDependencies,
     saved: verified_layouts.VerifiedLayout,
     *,
     resets_faulty: bool,

@@ -31,7 +31,7 @@ class RestoreResult:
 class BootChange:
     """The restore of one saved layout, under the lock."""
 
-    deps: shell.Dependencies
+    deps: shell.ShellDependencies
     recorder: journal_file.FileRecorder
     target: Mapping[str, model.GpuSnapshot]  # the desired state of each GPU, by UUID
     interrupted: dict[str, model.GpuSnapshot]  # GPUs before an interrupted run, for a rollback

@@ -22,7 +22,7 @@ RETRIED_LATER = "the next 'apply' tries again"
 class FileRecorder:
     """Writes the journal to a file; implements ``change_recorder.ChangeRecorder``."""
 
-    deps: shell.Dependencies
+    deps: shell.ShellDependencies
     journal: journals.Journal
     layout: str = ""  # the layout that the next change applies
 
@@ -120,7 +120,7 @@ def what_follows(
 
 
 def as_if_undone(
-    deps: shell.Dependencies, observed: model.ObservedGpus, gpu: model.Gpu
+    deps: shell.ShellDependencies, observed: model.ObservedGpus, gpu: model.Gpu
 ) -> model.Gpu:
     """Return a GPU as undoing an interrupted run leaves it."""
     entries = _read(deps.journal)
@@ -152,7 +152,7 @@ def list_restored_outside(
     return ", ".join(str(gpu) for gpu in observed if gpu.uuid in uuids)
 
 
-def undo_interrupted(deps: shell.Dependencies) -> str:
+def undo_interrupted(deps: shell.ShellDependencies) -> str:
     """Roll back an interrupted run; return the outcome, empty if there was none.
 
     Raises:
@@ -169,7 +169,7 @@ def undo_interrupted(deps: shell.Dependencies) -> str:
 
 
 def open_recorder(
-    deps: shell.Dependencies, observed: model.ObservedGpus, *, layout: str = ""
+    deps: shell.ShellDependencies, observed: model.ObservedGpus, *, layout: str = ""
 ) -> FileRecorder:
     """Open the journal, with the entries of an interrupted run if there are any.
 
@@ -226,7 +226,7 @@ def open_recorder(
 
 
 def _restore_persistence(
-    deps: shell.Dependencies,
+    deps: shell.ShellDependencies,
     journal: journals.Journal,
     observed: model.ObservedGpus,
 ) -> tuple[str, ...]:
@@ -250,7 +250,7 @@ def _restore_persistence(
 
 
 def _why_outdated(
-    deps: shell.Dependencies,
+    deps: shell.ShellDependencies,
     journal: journals.Journal,
     observed: model.ObservedGpus,
 ) -> str:

@@ -78,7 +78,7 @@ class _LayoutAndRollback:
 class LayoutChange:
     """One change to a layout or checkpoint; the caller holds the node's lock."""
 
-    deps: shell.Dependencies
+    deps: shell.ShellDependencies
     requested: RequestedLayout
     points: hook_points.HookPoints
     recorder: journal_file.FileRecorder

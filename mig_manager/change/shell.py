@@ -21,7 +21,7 @@ SignalsDeferred = Callable[[], contextlib.AbstractContextManager[hook_points.Che
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Dependencies:
+class ShellDependencies:
     """The ports and settings of a change from the command line."""
 
     gpus: ports.Gpus

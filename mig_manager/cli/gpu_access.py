@@ -88,7 +88,9 @@ class CommandAdapters:
             telemetry=progress.Progress(self._terminal.remarks, columns or 0),
         )
 
-    def dependencies(self, hook_variables: Mapping[str, str] | None = None) -> shell.Dependencies:
+    def dependencies(
+        self, hook_variables: Mapping[str, str] | None = None
+    ) -> shell.ShellDependencies:
         """Return the dependencies of a change; a worker process changes the GPUs.
 
         ``hook_variables`` are the command's options as mig-parted passes them to hooks; None runs
@@ -99,7 +101,7 @@ class CommandAdapters:
 
         settings = self.settings
         gpus = self._terminal.replace_adapter(self.worker_gpus)
-        dependencies = shell.Dependencies(
+        dependencies = shell.ShellDependencies(
             gpus=gpus,
             processes=gpus.processes,
             lock=lock_file.LockFile(
@@ -200,6 +202,7 @@ def prepare_simulation(access: node_settings.GpuAccess, note: Callable[[str], ob
             node, or holds no simulated GPUs.
         ConfigError: The file of a capture cannot be read.
     """
+    from mig_manager.adapters.host import files
     from mig_manager.sandbox import node_spec
     from mig_manager.sandbox.driver import state_file, states
 
@@ -213,9 +216,10 @@ def prepare_simulation(access: node_settings.GpuAccess, note: Callable[[str], ob
                 # A mistyped path must not remove a file that is not ours.
                 state.read()
                 path.unlink()
-            suffixes = node_settings.JOURNAL_SUFFIX, node_settings.LAYOUT_SUFFIX, "request.json"
-            for suffix in suffixes:
-                path.with_name(f"{path.name}.{suffix}").unlink(missing_ok=True)
+            journal = path.with_name(f"{path.name}.{node_settings.JOURNAL_SUFFIX}")
+            layout = path.with_name(f"{path.name}.{node_settings.LAYOUT_SUFFIX}")
+            for file in (journal, layout, files.host_copy_path(layout)):
+                file.unlink(missing_ok=True)
         is_new = not path.exists()
         if access.simulate_spec:
             node = node_spec.node(access.simulate_spec)

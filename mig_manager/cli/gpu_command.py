@@ -55,22 +55,22 @@ class GpuCommand(gpu_access.CommandAdapters):
             )
             self.warn(warnings)
             return layout
-        source = self.read(settings.config_file)
-        self.warn(source.warnings)
+        document = self.read(settings.config_file)
+        self.warn(document.warnings)
         if settings.layouts:
             name = settings.layouts[0]
             with layout_files.explaining_names(settings.layouts):
-                if settings.config_file is None and name not in source.layouts:
-                    return self._generate(name, source)
-                return source.layout(name)
-        candidates = source.select(())
+                if settings.config_file is None and name not in document.layouts:
+                    return self._generate(name, document)
+                return document.layout(name)
+        candidates = document.select(())
         if len(candidates) == 1:
             return candidates[0]
-        fitting = self._fitting(source)
-        names = messages.list_names(fitting or list(source.layouts), limit=_MAX_NAMED)
+        fitting = self._fitting(document)
+        names = messages.list_names(fitting or list(document.layouts), limit=_MAX_NAMED)
         suffix = " for these GPUs" if fitting else ""
         raise errors.UsageError(
-            f"name a layout; {source.source} has {names}{suffix}",
+            f"name a layout; {document.source} has {names}{suffix}",
             remedy=reasons.CommandRemedy("{} shows which ones fit.", "validate"),
         )
 
@@ -83,19 +83,21 @@ class GpuCommand(gpu_access.CommandAdapters):
                 self.warn([f"the default layouts are not served: {error.message}"])
             raise
 
-    def _fitting(self, source: layout_documents.Document) -> Sequence[str]:
+    def _fitting(self, document: layout_documents.Document) -> Sequence[str]:
         """Return the layouts that are known to fit this machine's GPUs."""
-        fits = (available_layouts.fitting(source.layouts.values(), gpus) for gpus in self._nodes())
+        fits = (
+            available_layouts.fitting(document.layouts.values(), gpus) for gpus in self._nodes()
+        )
         return [fit.layout.name for fit in itertools.chain(*fits)]
 
-    def _generate(self, name: str, source: layout_documents.Document) -> layouts.Layout:
+    def _generate(self, name: str, document: layout_documents.Document) -> layouts.Layout:
         """Generate a layout that the built-in file lacks, for this machine's GPUs."""
         nodes = self._nodes()
         for gpus in nodes:
-            source = available_layouts.merge(
-                source, available_layouts.generate(gpus), is_default=False
+            document = available_layouts.merge(
+                document, available_layouts.generate(gpus), is_default=False
             )
-        return source.layout(name, nodes)
+        return document.layout(name, nodes)
 
     def _nodes(self) -> Sequence[model.ObservedGpus]:
         """Return this machine's GPUs, or nothing where they cannot be observed."""

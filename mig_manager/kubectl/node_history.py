@@ -34,19 +34,19 @@ class NodeHistory:
     @property
     def applied_since(self) -> dt.datetime | None:
         """A time since which the layout has been applied; None if not applied or unknown."""
-        run = self.report.node.status
-        if self.report.state is not node_reports.NodeState.SUCCESS or run is None:
+        status = self.report.node.status
+        if self.report.state is not node_reports.NodeState.SUCCESS or status is None:
             return None
         for moment in reversed(self.moments):
             if moment.what == reasons.Reason.ALREADY_APPLIED.value or moment.at is None:
                 continue
             is_applied = moment.what == reasons.Reason.APPLIED.value
-            if is_applied and run.title in moment.message:
-                return min(filter(None, (moment.at, run.at)), default=None)
+            if is_applied and status.title in moment.message:
+                return min(filter(None, (moment.at, status.at)), default=None)
             # Custom layouts share one name; the previous one had other content.
-            if moment.is_warning or (is_applied and run.annotation_hash):
+            if moment.is_warning or (is_applied and status.annotation_hash):
                 break
-        return run.at
+        return status.at
 
     def to_data(self) -> "node_answers.NodeHistory":
         """Return plain data for JSON and YAML."""
@@ -92,7 +92,7 @@ def collect(
 def _from_node(
     report: node_reports.NodeReport, events: Sequence[node_moments.Moment]
 ) -> Iterable[node_moments.Moment]:
-    node, run = report.node, report.node.status
+    node, status = report.node, report.node.status
     if node.requested and node.requested_at:
         yield node_moments.Moment(
             at=node.requested_at,
@@ -100,29 +100,29 @@ def _from_node(
             message=f"last write by {node.requested_by or 'an unknown client'}, "
             f"which requested {node.requested}",
         )
-    if run is None:
+    if status is None:
         return
-    if run.started_at:
-        message = f"run for {run.layout} started, attempt {run.attempt}"
-        yield node_moments.Moment(at=run.started_at, what=_STARTED, message=message)
-    is_known = any(each.at == run.finished_at and each.what == run.reason for each in events)
-    if run.finished_at and not is_known:
+    if status.started_at:
+        message = f"run for {status.layout} started, attempt {status.attempt}"
+        yield node_moments.Moment(at=status.started_at, what=_STARTED, message=message)
+    is_known = any(each.at == status.finished_at and each.what == status.reason for each in events)
+    if status.finished_at and not is_known:
         yield node_moments.Moment(
-            at=run.finished_at,
-            what=run.reason or "finished",
-            message=run.message,
+            at=status.finished_at,
+            what=status.reason or "finished",
+            message=status.message,
             is_warning=not report.state.is_good,
         )
-    if run.retry_at:
+    if status.retry_at:
         yield node_moments.Moment(
-            at=run.retry_at, what=_RETRY, message="the next retry is scheduled"
+            at=status.retry_at, what=_RETRY, message="the next retry is scheduled"
         )
 
 
 def last_run(past: NodeHistory, *, style: styles.Style) -> list[str]:
     """Return a table of moments since the start of the last run; empty before the first run."""
-    run = past.report.node.status
-    began = run.started_at if run else None
+    status = past.report.node.status
+    began = status.started_at if status else None
     if began is None:
         return []
     moments = [moment for moment in past.moments if moment.at and moment.at >= began]

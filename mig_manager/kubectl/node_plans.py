@@ -45,14 +45,14 @@ def _of_node(
     pods: cluster_reader.Pods,
     layout: layouts.Layout | None,
 ) -> cluster_plan.NodePlan:
-    run = report.node.status
+    last_run = report.node.status
     presumed = None
     notes = list(report.notes) if report.gpus is not None else []
     if report.state in (node_reports.NodeState.PENDING, node_reports.NodeState.REBOOTING):
         notes.append("the node is changing right now: plan again when it has finished")
     why_not = ""
     # An agent that ran, and shows no GPUs, can observe none: they may be partitioned.
-    if report.gpus is None and run is None and not report.node.gpu_problem:
+    if report.gpus is None and last_run is None and not report.node.gpu_problem:
         gpus, why_not = presumed_gpus.of(report)
         # Which instances and pods a layout costs there is unknown.
         presumed = None if presumed_gpus.is_partitioned(report) else gpus or None
@@ -68,7 +68,11 @@ def _of_node(
     if why_not and presumed is None:
         result = dataclasses.replace(result, message=why_not)
     if result.planned:
-        used = [run.content_hash] if run and run.layout == layout_name and run.content_hash else []
+        used = (
+            [last_run.content_hash]
+            if last_run and last_run.layout == layout_name and last_run.content_hash
+            else []
+        )
         entries = report.node.listed.layouts
         listed = [each.content_hash for each in entries if each.name == layout_name]
         if layout is None and {*(listed or used)} - {result.content_hash}:

@@ -54,7 +54,7 @@ class ClusterStatus:
         }
 
     def _node(self, report: node_reports.NodeReport) -> "node_answers.NodeStatus":
-        run = report.node.status
+        last_run = report.node.status
         kinds = self.kinds(report)
         gpus = report.gpus
         return {
@@ -66,17 +66,17 @@ class ClusterStatus:
             "applied": report.node.applied or None,
             "applied_before": report.node.applied_before or None,
             "last_run": None
-            if run is None
+            if last_run is None
             else {
-                "state": run.state.value,
-                "phase": run.phase,
-                "reason": run.reason,
-                "message": run.message,
-                "attempt": run.attempt,
-                "started_at": timestamps.iso(run.started_at),
-                "finished_at": timestamps.iso(run.finished_at),
-                "retry_at": timestamps.iso(run.retry_at),
-                "origin": run.origin or None,
+                "state": last_run.state.value,
+                "phase": last_run.phase,
+                "reason": last_run.reason,
+                "message": last_run.message,
+                "attempt": last_run.attempt,
+                "started_at": timestamps.iso(last_run.started_at),
+                "finished_at": timestamps.iso(last_run.finished_at),
+                "retry_at": timestamps.iso(last_run.retry_at),
+                "origin": last_run.origin or None,
             },
             "notes": list(report.notes),
             "gpus": None
@@ -103,8 +103,8 @@ def pictures(status: ClusterStatus, *, style: styles.Style) -> str:
     blocks = []
     for report in status.reports:
         lines = [headline(report, status.now, style)]
-        if report.run and report.run.message:
-            lines.append(style.wrap(report.run.message, indent="  "))
+        if report.last_run and report.last_run.message:
+            lines.append(style.wrap(report.last_run.message, indent="  "))
         lines += style.notes(report.notes)
         if report.gpus is not None:
             drawn = picture.draw_gpus(report.gpus, style=style) or gpu_text.NO_GPU
@@ -161,8 +161,12 @@ def usage(kind: resources.DeviceKind) -> str:
 
 def line(report: node_reports.NodeReport) -> str:
     """Return the state of a node for a log."""
-    node, run = report.node, report.run
-    words = [node.name, report.state.value, (run.reason or run.phase) if run else ""]
+    node, last_run = report.node, report.last_run
+    words = [
+        node.name,
+        report.state.value,
+        (last_run.reason or last_run.phase) if last_run else "",
+    ]
     words.append(f"requested {node.requested or 'nothing'}")
     words.append(f"applied {node.applied_text or 'nothing'}")
     words.append("" if report.gpus is None else gpu_text.slices(report.gpus))
@@ -171,17 +175,19 @@ def line(report: node_reports.NodeReport) -> str:
 
 def headline(report: node_reports.NodeReport, now: dt.datetime, style: styles.Style) -> str:
     """Return a node's state in one line."""
-    node, run = report.node, report.run
+    node, last_run = report.node, report.last_run
     rest = [f"requested {node.requested or 'nothing'}"]
     if node.applied_text not in ("", node.requested):
         rest.append(f"applied {node.applied_text}")
-    if run:
-        rest.append(run.reason or f"phase {run.phase}")
-    if run and run.at:
-        rest.append(f"since {timestamps.show(run.at)}, {timestamps.age(run.at, now)} ago")
-    if run and run.attempt > 1:
-        rest.append(f"attempt {run.attempt}")
-    if run and run.retry_at and run.retry_at > now:
-        rest.append(f"next attempt in {timestamps.age(now, run.retry_at)}")
+    if last_run:
+        rest.append(last_run.reason or f"phase {last_run.phase}")
+    if last_run and last_run.at:
+        rest.append(
+            f"since {timestamps.show(last_run.at)}, {timestamps.age(last_run.at, now)} ago"
+        )
+    if last_run and last_run.attempt > 1:
+        rest.append(f"attempt {last_run.attempt}")
+    if last_run and last_run.retry_at and last_run.retry_at > now:
+        rest.append(f"next attempt in {timestamps.age(now, last_run.retry_at)}")
     state = report.state.value, overview.tone_of(report.state)
     return style.title([(node.name, styles.Tone.STRONG), state], rest)

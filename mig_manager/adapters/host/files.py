@@ -116,7 +116,12 @@ class HostCopyFile(_TextFile):
     _what = "the record of the request"
 
     def __init__(self, verified_layout: pathlib.Path) -> None:
-        super().__init__(verified_layout.with_suffix(".request.json"))
+        super().__init__(host_copy_path(verified_layout))
+
+
+def host_copy_path(verified_layout: pathlib.Path) -> pathlib.Path:
+    """Return the path of the host's copy of journal and record, beside the verified layout."""
+    return verified_layout.with_suffix(".request.json")
 
 
 def write_output(path: pathlib.Path, content: str | bytes, *, mode: int | None = None) -> None:

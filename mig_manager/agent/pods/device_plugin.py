@@ -64,7 +64,7 @@ class DevicePlugin(device_advertiser.Advertiser):
         self, deps: ports.Dependencies, gpus: model.ObservedGpus, pods: pod_object.Pods
     ) -> frozenset[str] | None:
         """Return kubelet's devices that no GPU has; None if kubelet does not answer."""
-        if deps.is_advertiser:
+        if deps.advertises_simulated:
             return frozenset()
         healthy = _healthy(deps.allocations)
         strategy = strategies.of_plugin(pods, {}) or strategies.from_labels(
@@ -168,7 +168,7 @@ def remove_phantoms(
     """
     deps = context.deps
     view = deps.node.latest()
-    if deps.is_advertiser:
+    if deps.advertises_simulated:
         return view, None
 
     def find(view: node_object.NodeView) -> dict[str, int]:
@@ -220,7 +220,7 @@ def is_being_replaced(deps: ports.Dependencies, view: node_object.NodeView) -> b
     (``endpointStopGracePeriod`` of its device manager). A deploy label that keeps the plugin away
     takes precedence.
     """
-    if deps.is_advertiser or well_known.PLUGIN_DEPLOY_LABEL in view.labels:
+    if deps.advertises_simulated or well_known.PLUGIN_DEPLOY_LABEL in view.labels:
         return False
     # Other resources belong to other plugins, such as ``nvidia.com/hostdev``.
     names = resources.devices_of(view.capacity)

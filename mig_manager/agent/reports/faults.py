@@ -79,9 +79,9 @@ class FaultReport:
         now_s = self._deps.clock.monotonic()
         noted = dict.fromkeys(self._xids.popleft() for _ in range(len(self._xids)))
         new = [
-            xid
-            for xid in noted
-            if now_s - self._published_s.get(xid, -_XID_PAUSE_S) >= _XID_PAUSE_S
+            event
+            for event in noted
+            if now_s - self._published_s.get(event, -_XID_PAUSE_S) >= _XID_PAUSE_S
         ]
         if not new:
             return

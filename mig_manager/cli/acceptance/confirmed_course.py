@@ -58,7 +58,7 @@ class _Observer(ports.Telemetry):
 def run(
     uuid: str,
     survey: surveys.Survey,
-    deps: shell.Dependencies,
+    deps: shell.ShellDependencies,
     access: gpu_access.CommandAdapters,
     asked_at: console.Console | None,
 ) -> ObservedCourse:

@@ -50,7 +50,7 @@ does, or an empty text."""
 
 
 def run(
-    deps: shell.Dependencies,
+    deps: shell.ShellDependencies,
     uuid: str,
     killing_after: KillingAfter,
     using: Using,
@@ -131,7 +131,7 @@ def require_unused(gpu: model.Gpu) -> None:
 
 @dataclasses.dataclass(slots=True, kw_only=True)
 class _Course:
-    deps: shell.Dependencies
+    deps: shell.ShellDependencies
     recorder: journal_file.FileRecorder
     initial: model.GpuSnapshot
     killing_after: KillingAfter

@@ -48,7 +48,7 @@ class NodeReport:
     notes: tuple[str, ...]  # sentences about unusual or missing facts
 
     @property
-    def run(self) -> run_status.PublishedStatus | None:
+    def last_run(self) -> run_status.PublishedStatus | None:
         """The status of the node, unless it is a failure of a layout no longer requested."""
         return None if _is_obsolete(self.node) else self.node.status
 

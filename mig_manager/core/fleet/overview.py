@@ -76,15 +76,17 @@ def _headline(report: node_reports.NodeReport, width: int, style: styles.Style) 
     """Return a node's name, state, layout and current activity in one line."""
     node = report.node
     state = report.state
-    run = report.run
+    last_run = report.last_run
     layout = node.applied or node.applied_before or "-"
     if node.requested and node.requested != node.applied:
         layout += f" → {node.requested}"
     words = [layout]
     if not node.is_ready:
         words.append("not ready")
-    if run and not state.is_good:
-        words.append(": ".join(filter(None, (run.reason or run.phase, run.message))))
+    if last_run and not state.is_good:
+        words.append(
+            ": ".join(filter(None, (last_run.reason or last_run.phase, last_run.message)))
+        )
     rest = messages.printable("  ".join(words), " ")
     room = style.width - 2 - width - 2 - _STATE_WIDTH - 2
     rest = styles.shorten(rest, room)

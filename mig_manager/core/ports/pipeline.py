@@ -65,7 +65,7 @@ class Dependencies:
     HostError DEVICE_FILES_FAILED."""
     hooks: Hooks | None = None
     own_pod_uid: str | None = None  # None: the agent does not run in a pod
-    is_advertiser: bool = False
+    advertises_simulated: bool = False
     """Whether ``gpus`` advertises the devices on the node; kubelet does not know them."""
     write_layouts: Callable[[str], bool] | None = None
     """Publishes the document of the node's layouts; None: only an annotation lists them."""

@@ -64,7 +64,7 @@ def table(status: node_status.ClusterStatus, *, style: styles.Style) -> str:
     """Return a line for every node, and explanations of problems below."""
     rows, notes = [], []
     for report in status.reports:
-        last_run = report.run
+        last_run = report.last_run
         state = report.state.value + ("" if report.node.is_ready else ",not-ready")
         rows.append(
             (

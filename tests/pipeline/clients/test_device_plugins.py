@@ -225,7 +225,10 @@ def test_advertising_agent_waits_for_no_plugin() -> None:
     rig.daemons.controller_away_until_s = math.inf
 
     ends.run_to(
-        rig, "one-slice-changed", Reason.APPLIED, by=agents.new_agent(rig, is_advertiser=True)
+        rig,
+        "one-slice-changed",
+        Reason.APPLIED,
+        by=agents.new_agent(rig, advertises_simulated=True),
     )
 
 

@@ -142,8 +142,8 @@ class LocalRig(node_rig.NodeRig):
         self.gpus = other.gpus
 
     @property
-    def deps(self) -> shell.Dependencies:
-        return shell.Dependencies(
+    def deps(self) -> shell.ShellDependencies:
+        return shell.ShellDependencies(
             gpus=fake_host.FakeGpus(self),
             lock=self.lock,
             journal=self.journal,

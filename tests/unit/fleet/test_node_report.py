@@ -132,10 +132,10 @@ def test_a_failure_is_over_once_its_layout_is_not_requested() -> None:
 
     node_report = report(failed, requested_layout=None)
 
-    assert node_report.run is None
+    assert node_report.last_run is None
     assert node_report.notes == ("layout wide failed (DoesNotFit), and is no longer requested",)
-    assert report(failed).run
-    assert report(status(), requested_layout=None).run
+    assert report(failed).last_run
+    assert report(status(), requested_layout=None).last_run
 
 
 def test_a_malformed_status_is_reported_even_without_a_request() -> None:
