@@ -33,7 +33,8 @@ WORDS = {
         "wish|wishes|wished|wishing|wanted|what is asked|asked of"
     ),
     "roll back, rollback": (
-        "way back|wayback|(?:bring|brings|brought|bringing) back|(?:take|takes|taken|taking) back"
+        "way back|wayback|(?:bring|brings|brought|bringing) back"
+        "|(?:take|takes|taken|taking)(?: it| them)? back"
     ),
     "active, applied": "in force",
     "verified, schedulable": "proven|offered",
@@ -62,7 +63,7 @@ WORDS = {
     "worker process, request, answer": "talker|talkers|board|boards|exchange|exchanges",
     "kill, end": "deaths?",
     "last call": "epitaph|epitaphs|postmortem|post mortem",
-    "a named subject": "nobody|somebody|whoever",
+    "a named subject": "nobody|somebody|whoever|(?:is|are) people's",
     "partition, repartition": "recut|recuts|recutting",
     "plain words": "lest|anew|thereby|of which|such that|mind|minds",
 }

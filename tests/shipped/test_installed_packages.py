@@ -194,5 +194,5 @@ def test_package_refuses_the_installer_and_keeps_a_lock_in_use(machine: guest.Gu
     machine.run("mkdir", "/run/container")
     machine.run("mount", "--bind", "/run/mig-manager", "/run/container")
     output = machine.run("dpkg", "--purge", "mig-manager")
-    assert "left, because a container uses them: /run/mig-manager, /var/lib/mig-manager" in output
+    assert "kept, because a container uses them: /run/mig-manager, /var/lib/mig-manager" in output
     machine.run("test", "-d", "/run/mig-manager", "-a", "-d", "/var/lib/mig-manager")

@@ -218,7 +218,7 @@ def test_own_files_outlive_upgrade_and_uninstallation(machine: InstalledMachine)
         str(path.relative_to(machine.root)) for path in (edited, drop_in, journal, kubeconfig)
     }
     assert set(machine.files()) == expected
-    assert set(gone.stdout.splitlines()) == {f"left: /{name}" for name in expected}
+    assert set(gone.stdout.splitlines()) == {f"kept: /{name}" for name in expected}
     assert not kept.exists()
 
 

@@ -1,4 +1,4 @@
-{{- /* Set where the image of a pod comes from, in place; writes nothing. */ -}}
+{{- /* Set the image of a pod in place; writes nothing. */ -}}
 {{- define "mig-manager.image" -}}
 {{- $values := .values }}
 {{- $pod := .template.spec }}
@@ -81,7 +81,7 @@
 {{- include "mig-manager.env" (dict "container" $container "env" $env) }}
 {{- end }}
 
-{{- /* Set variables of a container in place, over those that it has; writes nothing. */ -}}
+{{- /* Set or override variables of a container in place; writes nothing. */ -}}
 {{- define "mig-manager.env" -}}
 {{- $container := .container }}
 {{- if .env }}

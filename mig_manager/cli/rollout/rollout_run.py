@@ -200,7 +200,7 @@ def _decisions(
         if trouble not in ("", noted):
             terminal.note(trouble)
             noted = trouble
-        # Of thousands of nodes, one changes at any time.
+        # Some node of thousands always changes: wait as long as the decision took.
         clock.wait(clock.monotonic() - began_s)
         selected.wait(_POLL_S)
         if trouble:
