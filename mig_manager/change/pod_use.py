@@ -45,6 +45,8 @@ class PodUse:
         """Raise ``GpuInUseError`` if pods have, or may have, one of these devices of the GPUs.
 
         A pod with a ResourceClaim may have any: kubelet does not list the UUIDs of its devices.
+        Monitors count too, because kubelet lists neither admin access nor labels (k8s.io/kubelet,
+        ``podresources/v1/api.proto``), and any user can name a pod like a monitor.
         """
         if self.is_ignored or not affected:
             return
