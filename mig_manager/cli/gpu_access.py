@@ -81,11 +81,11 @@ class CommandAdapters:
         command = gpu_ports.worker_command(
             settings.gpus, in_use_timeout_s=settings.in_use_timeout_s
         )
-        columns = self._terminal.remark_columns
+        columns = self._terminal.progress_columns
         return worker_client.WorkerGpus(
             command=(*command, worker_client.REPORTS_STEPS) if columns else command,
             timeout_s=settings.gpu_timeout_s,
-            telemetry=progress.Progress(self._terminal.remarks, columns or 0),
+            telemetry=progress.Progress(self._terminal.remarks, columns),
         )
 
     def dependencies(

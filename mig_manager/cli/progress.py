@@ -7,7 +7,7 @@ from mig_manager.core import messages, ports, steps
 class Progress(ports.Telemetry):
     """Shows the finished steps in one line, which the next remark replaces.
 
-    ``columns`` is the terminal's width; without a terminal it is 0, and nothing is shown.
+    ``columns`` is the terminal's width; 0 shows nothing.
     """
 
     def __init__(self, remarks: line_writer.LineWriter, columns: int) -> None:

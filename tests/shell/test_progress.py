@@ -55,6 +55,17 @@ def test_a_pipe_gets_no_progress(node: ShellNode) -> None:
     assert " of " not in answer.err
 
 
+@pytest.mark.slow
+def test_a_terminal_that_cannot_erase_gets_no_progress(node: ShellNode) -> None:
+    environ = {**os.environ, "TERM": "dumb"}
+
+    written = terminal.run(node.arguments("apply", "requested"), columns=80, environ=environ)
+
+    assert "applied successfully" in written
+    assert "\x1b" not in written
+    assert " of " not in written
+
+
 @given(
     columns=st.integers(1, 250),
     totals=st.lists(st.integers(1, 40), max_size=16),

@@ -113,7 +113,16 @@ class Console:
     @property
     def can_redraw(self) -> bool:
         """Whether standard output is a terminal that can erase lines."""
-        return self.stdout.isatty() and self.environ.get("TERM") != "dumb"
+        return self.stdout.isatty() and self._can_erase
+
+    @property
+    def progress_columns(self) -> int:
+        """The width of the terminal that shows progress; 0 if it cannot erase a line."""
+        return (self.remark_columns or 0) if self._can_erase else 0
+
+    @property
+    def _can_erase(self) -> bool:
+        return self.environ.get("TERM") != "dumb"
 
     @property
     def remark_columns(self) -> int | None:
