@@ -117,14 +117,22 @@ class KubeApi:
         """When a request last got no answer; -inf after a request that was granted."""
 
     @classmethod
-    def connect(cls, *, kubeconfig: str | None, request_timeout_s: float = 10.0) -> Self:
+    def connect(
+        cls,
+        *,
+        kubeconfig: str | None,
+        context: str | None = None,
+        request_timeout_s: float = 10.0,
+    ) -> Self:
         """Find the cluster by a kubeconfig file or our pod's service account, without a request.
+
+        Without ``context`` it is the kubeconfig's current one.
 
         Raises:
             UsageError: There is no usable configuration.
         """
         configuration = Configuration()
-        loader = credentials.Loader(configuration, kubeconfig)
+        loader = credentials.Loader(configuration, kubeconfig, context)
         loader.load()
         limit = timing.TokenBucket(burst=_BURST, pause_s=1 / _REQUESTS_PER_S)
         return cls(configuration, request_timeout_s=request_timeout_s, loader=loader, limit=limit)

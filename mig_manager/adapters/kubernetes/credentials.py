@@ -30,12 +30,14 @@ class Loader:
         self,
         configuration: kubernetes.client.configuration.Configuration,
         kubeconfig: str | None,
+        context: str | None = None,
         *,
         slow_s: float = _SLOW_S,
     ) -> None:
         """Load nothing yet; without a kubeconfig, our pod's service account is used."""
         self._configuration = configuration
         self._kubeconfig = kubeconfig
+        self._context = context
         self._paths = kubeconfig.split(os.pathsep) if kubeconfig else ()
         self._slow_s = slow_s
         self._loaded: object = None  # the versions of the files when they were loaded
@@ -54,6 +56,7 @@ class Loader:
                 with _failed_programs_raised(), logged_if_slow(self._slow_s):
                     kube_config().load_kube_config(
                         self._kubeconfig,
+                        context=self._context,
                         client_configuration=self._configuration,
                         persist_config=False,
                     )

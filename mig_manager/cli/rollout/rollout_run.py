@@ -44,7 +44,10 @@ def run(settings: rollout_settings.RolloutSettings, terminal: console.Console) -
         MigManagerError: The rollout cannot start or continue.
     """
     terminal.configure_log(node_settings.LogLevel.ERROR, is_debug=settings.is_debug)
-    with contextlib.closing(api.KubeApi.connect(kubeconfig=str(settings.kubeconfig))) as kube:
+    kubeconfig = str(settings.kubeconfig)
+    with contextlib.closing(
+        api.KubeApi.connect(kubeconfig=kubeconfig, context=settings.context)
+    ) as kube:
         selected = fleet.Fleet(kube, selector=settings.selector)
         selected.start()
         with contextlib.closing(selected):

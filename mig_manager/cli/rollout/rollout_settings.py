@@ -49,6 +49,12 @@ class RolloutSettings(command_settings.AnswerSettings, node_settings.DocumentSet
     kubeconfig: pathlib.Path = options.path(
         "credentials for the cluster", variable="KUBECONFIG", default_text="~/.kube/config"
     )
+    context: str | None = options.text(
+        "context of the kubeconfig",
+        metavar="CONTEXT",
+        default_text="the current one",
+        has_variable=False,
+    )
     pauses_on_failure: bool = options.switch(
         "start no more nodes after a failure", name="pause-on-failure"
     )
@@ -78,6 +84,8 @@ class RolloutSettings(command_settings.AnswerSettings, node_settings.DocumentSet
             if not source.environ.get("HOME"):
                 raise errors.UsageError("no kubeconfig: name one with --kubeconfig or KUBECONFIG")
             values["kubeconfig"] = pathlib.Path(source.environ["HOME"]) / ".kube" / "config"
+        if values["context"] is not None:
+            undo += ["--context", values["context"]]
         return values | {
             "undo": shlex.join(undo),
             "goal": _goal(values["layout_operand"]),
