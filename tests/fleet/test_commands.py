@@ -77,10 +77,10 @@ def test_undo_restores_only_nodes_of_the_last_rollout(
 
 def test_rollout_labels_the_nodes_of_the_named_context(rig: RolloutRig) -> None:
     config = yaml.safe_load(rig.kubeconfig.read_text())
-    (own,) = config["contexts"]
-    other = {"name": "other", "context": {**own["context"], "cluster": "other"}}
+    (valid,) = config["contexts"]
+    other = {"name": "other", "context": {**valid["context"], "cluster": "other"}}
     config["clusters"].append({"name": "other", "cluster": {"server": "http://127.0.0.1:9"}})
-    config |= {"contexts": [own, other], "current-context": "other"}
+    config |= {"contexts": [valid, other], "current-context": "other"}
     rig.kubeconfig.write_text(yaml.safe_dump(config))
 
     rig.serve_config()
@@ -88,13 +88,13 @@ def test_rollout_labels_the_nodes_of_the_named_context(rig: RolloutRig) -> None:
         rig.publish_gpus(name, "A30" if name == rig.names[0] else "A100-SXM4-40GB")
 
     unknown = rig.roll(LAYOUT, "--context", "nowhere")
-    source = ("--config-map", "mig-manager/mig-manager-config", "--context", own["name"])
+    source = ("--config-map", "mig-manager/mig-manager-config", "--context", valid["name"])
     answer = rig(LAYOUT, "-l", "gpu=yes", "--max-unavailable", "5", *source)
 
     assert unknown.status == 2
     assert "nowhere" in unknown.err
     assert list(rig.labels().values()) == [None, *[LAYOUT] * 4]
-    assert answer.out.endswith(f" --kubeconfig {rig.kubeconfig} --context {own['name']}\n")
+    assert answer.out.endswith(f" --kubeconfig {rig.kubeconfig} --context {valid['name']}\n")
 
 
 def test_rollout_waits_until_an_agent_has_the_content_of_a_named_file(

@@ -71,6 +71,21 @@ def test_a_state_file_of_another_program_is_refused_and_kept(
     assert path.read_bytes() == content
 
 
+def test_a_change_of_gpus_that_cannot_be_saved_is_no_bug(
+    shell: Shell, tmp_path: pathlib.Path
+) -> None:
+    path = tmp_path / "state"
+    state = ("--simulate-state", str(path))
+    shell("status", *state, "--simulate", "1xA30")
+    path.with_name("state.new").mkdir()
+
+    answer = shell("apply", "all-balanced", *state)
+
+    assert answer.status == 2
+    assert f"cannot save simulated GPUs in {path}: Is a directory" in answer.err
+    assert "remedy: Name another file with --simulate-state." in answer.err
+
+
 @pytest.mark.parametrize("part", ["spec", "seed"])
 def test_a_state_file_without_its_texts_is_refused(
     shell: Shell, tmp_path: pathlib.Path, part: str

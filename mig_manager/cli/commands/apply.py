@@ -25,7 +25,7 @@ $ mig-manager apply -f layouts.yaml -c night
 Your own layout, in nvidia-mig-parted's spelling.
 
 $ generate-layout | mig-manager apply -f -
-The only layout of a document on standard input.
+The only layout of a file on standard input.
 
 $ mig-manager apply all-1g.5gb -k hooks.yaml
 With your own programs around the change: docs/hooks.md.

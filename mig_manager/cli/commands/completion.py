@@ -11,7 +11,7 @@ from mig_manager.core.settings import options
 
 ABOUT = """
 The script completes commands, options, their values and GPU products. It also completes
-the layouts of the document named on the command line or in MIG_PARTED_CONFIG_FILE.
+the layouts of the file named on the command line or in MIG_PARTED_CONFIG_FILE.
 
 $ eval "$(mig-manager completion bash)"
 For this shell; put it into ~/.bashrc for every bash.

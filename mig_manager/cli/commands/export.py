@@ -5,7 +5,7 @@ from mig_manager.cli.toolkit import command_settings, console
 from mig_manager.core.settings import node_settings, options
 
 ABOUT = """
-The document has one layout, which 'apply' and nvidia-mig-parted accept. Identical GPUs
+The file has one layout, which 'apply' and nvidia-mig-parted accept. Identical GPUs
 share a rule; rules have a device filter only if they need one.
 
 $ mig-manager export > now.yaml
@@ -51,6 +51,6 @@ def run(settings: Settings, terminal: console.Console) -> int:
         has_placements=settings.has_placements,
         is_complete=not observed.unreachable,
     )
-    command.warn_unreachable(observed.unreachable, "it is not in the document")
+    command.warn_unreachable(observed.unreachable, "it is not in the file")
     terminal.say(console.render(layout_documents.render([layout]), settings.output_format))
     return console.DONE

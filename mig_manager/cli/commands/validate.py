@@ -57,7 +57,7 @@ class Settings(
         name="portable",
     )
     has_files: bool = options.switch(
-        "the operands are documents, not layouts, as pre-commit passes them", name="files"
+        "the operands are layout files, not layouts, as pre-commit passes them", name="files"
     )
 
 

@@ -216,13 +216,24 @@ class SharedState:
         return self.path.with_name(f"{self.path.name}.{suffix}")
 
     def _write(self, node: states.MachineState) -> None:
-        self._cached = replace(self.path, node), node
+        try:
+            self._cached = replace(self.path, node), node
+        except OSError as error:
+            raise not_saved(self.path, error) from error
 
     @contextlib.contextmanager
     def _exclusively(self, suffix: str) -> Iterator[None]:
         with self.beside(suffix).open("a", encoding="utf-8") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
+
+
+def not_saved(path: pathlib.Path, error: OSError) -> errors.UsageError:
+    """Return the error for a state file that cannot be written, as on a full disk."""
+    return errors.UsageError(
+        f"cannot save simulated GPUs in {path}: {error.strerror or error}",
+        remedy="Name another file with --simulate-state.",
+    )
 
 
 def replace(path: pathlib.Path, data: Any) -> Version:
