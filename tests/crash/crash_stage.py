@@ -4,8 +4,7 @@ import contextlib
 import dataclasses
 import pathlib
 import signal
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from mig_manager.core.files import hook_files
@@ -21,8 +20,6 @@ from tests.rigs.cluster import monitors
 from tests.rigs.node import simulated_rig, unrestored
 from tests.rigs.stage import agent_stage
 
-WAIT_S = 180.0
-_POLL_S = 0.01
 _QUICK = sandbox_node.NodeOptions(
     tick_s=0.02, pod_start_s=0.01, pod_stop_s=0.01, plugin_start_s=0.01
 )
@@ -253,16 +250,3 @@ class CrashStage(agent_stage.AgentStage):
     def logs(self) -> str:
         logs = (self._log_of(number + 1) for number in range(self._agents))
         return "\n--\n".join(log.read_text(errors="replace") for log in logs)
-
-    def wait(self, holds: Callable[[], bool], what: str, *, timeout_s: float = WAIT_S) -> None:
-        assert self.comes_true(holds, timeout_s), f"waited in vain for {what}"
-
-    def comes_true(self, holds: Callable[[], bool], timeout_s: float) -> bool:
-        """Poll until a condition holds; return whether it did."""
-        deadline = time.monotonic() + timeout_s
-        while not holds():
-            if time.monotonic() >= deadline:
-                return False
-            self.changed.wait(_POLL_S)
-            self.changed.clear()
-        return True

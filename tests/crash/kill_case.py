@@ -10,13 +10,14 @@ from mig_manager.core.objects import well_known
 from mig_manager.core.records import run_status
 from mig_manager.sandbox.node import objects
 from tests.crash import agent_process, changes
-from tests.crash.crash_stage import WAIT_S, CrashStage, Start
-from tests.rigs import layout_table
+from tests.crash.crash_stage import CrashStage, Start
+from tests.rigs import layout_table, waiting
 from tests.rigs.node.simulated_rig import devices
 from tests.rigs.stage import process_moments
 
 _RECORDINGS = 3
 _GRACE_S = 60.0
+_WAIT_S = 180.0
 _CONVERGE_S = 60.0
 
 Downtime = changes.Downtime
@@ -60,7 +61,7 @@ def _moments(change: changes.ProcessChange, start: Start) -> tuple[str, ...]:
         assert crash_stage.devices_in_words() == change.before
         crash_stage.label(change.layout)
         agent = crash_stage.spawn()
-        crash_stage.wait(lambda: agent.has_served, f"the end of {change.name}")
+        waiting.until(lambda: agent.has_served, f"the end of {change.name}")
         problem = f"{crash_stage.status()}\n{crash_stage.logs()}"
         assert crash_stage.status()["state"] == change.ends.value, problem
         assert crash_stage.status()["reason"] == change.reason.value, problem
@@ -74,7 +75,7 @@ def _start_of(change: changes.ProcessChange) -> Start:
         if change.was:
             crash_stage.label(change.was)
             agent = crash_stage.spawn()
-            crash_stage.wait(lambda: agent.has_served, f"layout {change.was}")
+            waiting.until(lambda: agent.has_served, f"layout {change.was}")
             assert crash_stage.status()["state"] == run_status.State.SUCCESS.value, (
                 crash_stage.logs()
             )
@@ -112,7 +113,7 @@ def strike_and_restart(
 
 def _kill(crash_stage: CrashStage, moment: str) -> KillResult | None:
     agent = crash_stage.spawn(strike_at=moment)
-    crash_stage.wait(lambda: agent.is_gone() or agent.has_served, f"the end at {moment}")
+    waiting.until(lambda: agent.is_gone() or agent.has_served, f"the end at {moment}")
     if not agent.is_gone():
         agent.kill()
         return None
@@ -125,7 +126,7 @@ def _kill(crash_stage: CrashStage, moment: str) -> KillResult | None:
 
 def _stop(crash_stage: CrashStage, moment: str) -> KillResult | None:
     agent = crash_stage.spawn(strike_at=moment, strike_with=signal.SIGTERM)
-    crash_stage.wait(lambda: moment in agent.moments() or agent.has_served, f"the way to {moment}")
+    waiting.until(lambda: moment in agent.moments() or agent.has_served, f"the way to {moment}")
     if moment not in agent.moments():
         agent.kill()
         return None
@@ -173,8 +174,8 @@ def _problems_at_end(
     crash_stage: CrashStage, successor: agent_process.AgentProcess, downtime: Downtime
 ) -> tuple[str, ...]:
     """Wait until the next agent has nothing to do; return what is wrong then."""
-    if not crash_stage.comes_true(lambda: successor.has_served, WAIT_S):
-        return (f"no end within {WAIT_S:g} s", f"status {dict(crash_stage.status())}")
+    if not waiting.comes_true(lambda: successor.has_served, within_s=_WAIT_S):
+        return (f"no end within {_WAIT_S:g} s", f"status {dict(crash_stage.status())}")
     problems: list[str] = []
 
     def is_converged() -> bool:
@@ -182,7 +183,7 @@ def _problems_at_end(
         return not problems
 
     # The plugin of a failed change, and kubelet with it, come back when they come back.
-    crash_stage.comes_true(is_converged, _CONVERGE_S)
+    waiting.comes_true(is_converged, within_s=_CONVERGE_S)
     return tuple(problems)
 
 

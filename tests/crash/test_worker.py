@@ -12,6 +12,7 @@ from mig_manager.sandbox.driver import states
 from testkit import nvml_faults
 from tests.crash import changes, kill_case
 from tests.crash.crash_stage import CrashStage
+from tests.rigs import waiting
 from tests.rigs.host import processes
 
 _LONG_S = 60.0
@@ -35,7 +36,7 @@ def kill_at_work(crash_stage: CrashStage, is_at_work: Callable[[], bool]) -> Non
     """Kill an agent when a condition holds; check that its workers die, too."""
     crash_stage.label(crash_stage.change.layout)
     agent = crash_stage.spawn(has_worker=True)
-    crash_stage.wait(is_at_work, "the worker")
+    waiting.until(is_at_work, "the worker")
     with contextlib.ExitStack() as stack:
         workers = [os.pidfd_open(pid) for pid in processes.children(agent.pid)]
         for worker in workers:

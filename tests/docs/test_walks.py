@@ -7,7 +7,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 
 import pytest
@@ -18,7 +17,7 @@ from tests.rigs import contract, programs, waiting
 
 DOCS = pages.ROOT / "docs"
 _TIMEOUT_S = 240.0
-_LOOKS = re.compile(r"kubectl (get|describe) ")
+_READS = re.compile(r"kubectl (get|describe) ")
 _EXPORT = re.compile(r"^ *(export KUBECONFIG=\S+)$", re.MULTILINE)
 
 
@@ -89,26 +88,32 @@ class Reader:
         return str(printed)
 
     def _run(self, step: pages.Step) -> None:
-        deadline = time.monotonic() + _TIMEOUT_S
-        while True:
-            done = subprocess.run(  # noqa: S603 - from our own page
-                ["/bin/bash", "-euc", "\n".join((*self._exports, step.command))],
-                cwd=pages.ROOT,
-                env=self._environ,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,  # a terminal shows both
-                encoding="utf-8",
-                timeout=_TIMEOUT_S,
-                check=False,
-            )
-            assert done.returncode == 0, f"{step.command}: {done.stdout}"
-            different = pages.differences(step.shown, done.stdout)
-            if not different:
-                return
-            # Only commands that read are repeated until they show the expected output.
-            may_wait = _LOOKS.match(step.command) and time.monotonic() < deadline
-            assert may_wait, "\n".join((step.command, *different))
+        different: list[str] = []
+
+        def is_as_shown() -> bool:
+            different[:] = pages.differences(step.shown, self._output(step.command))
+            return not different
+
+        # Only commands that read are repeated until they show the expected output.
+        within_s = _TIMEOUT_S if _READS.match(step.command) else 0.0
+        is_shown = waiting.comes_true(is_as_shown, within_s=within_s)
+        assert is_shown, "\n".join((step.command, *different))
+
+    def _output(self, command: str) -> str:
+        """Run a command, which must succeed; return what a terminal shows of it."""
+        done = subprocess.run(  # noqa: S603 - from our own page
+            ["/bin/bash", "-euc", "\n".join((*self._exports, command))],
+            cwd=pages.ROOT,
+            env=self._environ,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            encoding="utf-8",
+            timeout=_TIMEOUT_S,
+            check=False,
+        )
+        assert done.returncode == 0, f"{command}: {done.stdout}"
+        return done.stdout
 
     def leave(self) -> None:
         if self._demo is None or self._demo.poll() is not None:
