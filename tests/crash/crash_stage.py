@@ -121,7 +121,10 @@ class CrashStage(agent_stage.AgentStage):
             labels = {"resource": self.change.guarded_resource.partition("/")[2]}
             self.guard({"matchLabels": labels})
         self.run_pods(pods)
-        in_use, names = self.devices_by_pod(), simulated_rig.names(self.state)
+        in_use, names = (
+            self.devices_by_pod(),
+            layout_table.device_names(simulated_rig.driver_gpus(self.state)),
+        )
         self.pods = tuple(
             PodWithDevices(
                 name, objects.uid(pod), in_use[name], frozenset(names[id_] for id_ in in_use[name])
@@ -131,7 +134,7 @@ class CrashStage(agent_stage.AgentStage):
 
     def devices_in_words(self) -> layout_table.Gpus:
         """Return what the driver has on the GPUs, in the words of the layout table."""
-        return simulated_rig.driver_devices_in_words(self.state)
+        return layout_table.devices_in_words(simulated_rig.driver_gpus(self.state))
 
     def node(self) -> objects.JsonObject:
         """Return the Node object as the API has it."""

@@ -145,7 +145,7 @@ class StruckNode:
         self.state.log_calls(is_on=True)
         end = self.run_agent()
         assert end.is_good
-        described = simulated_rig.driver_devices_in_words(self.state)
+        described = layout_table.devices_in_words(simulated_rig.driver_gpus(self.state))
         assert described == layout_table.gpus_with(self.change.layout, len(described))
         self.after = end.geometry
         calls = nvml_faults.read_calls(self.state.path)

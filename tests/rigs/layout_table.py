@@ -93,6 +93,17 @@ def devices_by_gpu(gpus: Gpus) -> set[str]:
     return {f"{index}: {name}" for index, gpu in enumerate(gpus) for name in gpu.split()}
 
 
+def device_names(gpus: Sequence[model.Gpu]) -> dict[str, str]:
+    """Return GPU, profile and place of each device, by UUID."""
+    off = model.MigMode.DISABLED
+    return {gpu.uuid: f"{gpu.index}: off" for gpu in gpus if gpu.current_mode is off} | {
+        ci.uuid or "": f"{gpu.index}: {ci.profile}@{gi.placement.start}"
+        for gpu in gpus
+        for gi in gpu.gpu_instances
+        for ci in gi.compute_instances
+    }
+
+
 def devices_in_words(gpus: Sequence[model.Gpu]) -> Gpus:
     """Return what observed GPUs have, in the words of the table."""
     return tuple(map(gpu_in_words, gpus))

@@ -74,12 +74,11 @@ def real_adapter(clock: timing.Clock) -> OneByOne:
 
 def device_counts(state: nvml_faults.SharedState, index: int) -> collections.Counter[str] | None:
     """Return the compute instances of a GPU by name; None while MIG is off."""
-    board, gpu = state.boards[index], state.read().gpus[index]
-    if not gpu.is_enabled:
+    gpu = simulated_rig.driver_gpus(state)[index]
+    if gpu.current_mode is not model.MigMode.ENABLED:
         return None
     return collections.Counter(
-        simulated_rig.device_name(board, instance, compute)
-        for instance, compute in transitions.mig_devices(gpu)
+        str(ci.profile) for gi in gpu.gpu_instances for ci in gi.compute_instances
     )
 
 

@@ -6,7 +6,7 @@ from mig_manager.agent import outcomes
 from mig_manager.core.objects import well_known
 from mig_manager.core.records import run_status
 from tests.pipeline import claimed_devices
-from tests.pipeline.recovery.played_changes import MAX_PAUSES, PlayedChange, device_names
+from tests.pipeline.recovery.played_changes import MAX_PAUSES, PlayedChange
 from tests.pipeline.swept_changes import NodeEnd
 from tests.rigs import layout_table
 from tests.rigs.node import agents, ends
@@ -50,7 +50,7 @@ def problems_at_rest(
     else:
         serving = rig.pods.plugins
         devices = frozenset().union(*rig.kubelet.schedulable.values())
-    if len(serving) != 1 or devices != device_names(rig.gpus).keys():
+    if len(serving) != 1 or devices != layout_table.device_names(rig.gpus).keys():
         problems.append(f"{len(serving)} plugins or drivers offer {sorted(devices)}")
     return problems
 

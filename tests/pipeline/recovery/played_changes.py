@@ -4,11 +4,11 @@ import collections
 import contextlib
 import copy
 import dataclasses
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable
 
 from mig_manager import reasons
 from mig_manager.agent import outcomes
-from mig_manager.core import model, steps
+from mig_manager.core import steps
 from mig_manager.core.layout import custom_layouts
 from mig_manager.core.objects import well_known
 from mig_manager.core.settings import node_settings
@@ -235,14 +235,3 @@ def devices_of(rig: node_rig.NodeRig, uid: str) -> frozenset[str]:
     return rig.kubelet.devices_by_pod.get(uid, frozenset()) | (
         rig.pods[uid].claimed_ids or frozenset()
     )
-
-
-def device_names(gpus: Sequence[model.Gpu]) -> dict[str, str]:
-    """Return GPU, profile and place of each device, by UUID."""
-    off = model.MigMode.DISABLED
-    return {gpu.uuid: f"{gpu.index}: off" for gpu in gpus if gpu.current_mode is off} | {
-        ci.uuid or "": f"{gpu.index}: {ci.profile}@{gi.placement.start}"
-        for gpu in gpus
-        for gi in gpu.gpu_instances
-        for ci in gi.compute_instances
-    }

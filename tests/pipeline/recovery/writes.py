@@ -10,7 +10,6 @@ from typing import NamedTuple
 from mig_manager.agent.pods import device_listing
 from mig_manager.core.objects import well_known
 from tests.pipeline import agent_loop
-from tests.pipeline.recovery import played_changes
 from tests.pipeline.recovery.played_changes import PlayedChange
 from tests.pipeline.swept_changes import NodeChange, NodeEnd
 from tests.rigs import layout_table
@@ -98,7 +97,7 @@ def _start_pod(play: PlayedChange, *, is_spared: bool = False, is_late: bool = F
     free = frozenset().union(*rig.kubelet.schedulable.values()) - in_use
     existing = sorted(
         uuid
-        for uuid, name in played_changes.device_names(rig.gpus).items()
+        for uuid, name in layout_table.device_names(rig.gpus).items()
         if uuid in free and (name in layout_table.devices_by_gpu(play.change.after)) is is_spared
     )
     if existing and serving and not serving[0].is_terminating and "newcomer" not in rig.pods.names:

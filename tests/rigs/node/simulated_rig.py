@@ -1,14 +1,17 @@
 """The fake node around simulated GPUs, and what a device plugin finds on them."""
 
 import collections
+import dataclasses
 from collections.abc import Mapping
 from typing import NamedTuple
 
 from mig_manager.adapters.nvml import processes as nvml_processes
+from mig_manager.catalogue import hardware
 from mig_manager.core import gpu_processes, model
 from mig_manager.core.objects import well_known
-from mig_manager.sandbox.driver import states, transitions
+from mig_manager.sandbox.driver import states
 from testkit import nvml_faults
+from tests.rigs import layout_table
 from tests.rigs.node import cluster_parts, node_rig
 
 
@@ -53,53 +56,54 @@ def driver_geometry(state: nvml_faults.SharedState) -> tuple[GpuGeometry, ...]:
     )
 
 
+def driver_gpus(state: nvml_faults.SharedState) -> tuple[model.Gpu, ...]:
+    """Return the GPUs as the driver itself has them: no function of NVML is called."""
+    return tuple(
+        dataclasses.replace(
+            hardware.template(board.product, board.index),
+            uuid=board.uuid,
+            current_mode=_mode(is_enabled=gpu.is_enabled),
+            pending_mode=_mode(is_enabled=gpu.is_pending),
+            gpu_instances=tuple(
+                _gpu_instance(board, instance)
+                for instance in sorted(gpu.instances, key=lambda each: each.placement)
+            ),
+        )
+        for board, gpu in zip(state.boards, state.read().gpus, strict=True)
+    )
+
+
+def _mode(*, is_enabled: bool) -> model.MigMode:
+    return model.MigMode.ENABLED if is_enabled else model.MigMode.DISABLED
+
+
+def _gpu_instance(board: states.Board, instance: states.GpuInstance) -> model.GpuInstance:
+    profile = board.row(instance.profile_id).profile
+    return model.GpuInstance(
+        instance_id=instance.instance_id,
+        profile=profile,
+        profile_id=instance.profile_id,
+        placement=instance.placement,
+        compute_instances=tuple(
+            model.ComputeInstance(
+                instance_id=compute.instance_id,
+                profile=dataclasses.replace(profile, compute_slices=compute.placement.size),
+                placement=compute.placement,
+                uuid=board.mig_uuid(instance, compute),
+            )
+            for compute in instance.compute_instances
+        ),
+    )
+
+
 def devices(state: nvml_faults.SharedState) -> dict[str, str]:
     """Return what a device plugin finds: UUID to resource name, whole GPUs where MIG is off."""
-    profiles = {uuid: name.split()[1].partition("@")[0] for uuid, name in names(state).items()}
+    names = layout_table.device_names(driver_gpus(state))
+    profiles = {uuid: name.split()[1].partition("@")[0] for uuid, name in names.items()}
     return {
         uuid: "nvidia.com/gpu" if each == "off" else f"nvidia.com/mig-{each.replace('+', '.')}"
         for uuid, each in profiles.items()
     }
-
-
-def names(state: nvml_faults.SharedState) -> dict[str, str]:
-    """Return the GPU of each device with its profile and place, or ``off``, by UUID."""
-    gpus = [*enumerate(zip(state.boards, state.read().gpus, strict=True))]
-    return {board.uuid: f"{index}: off" for index, (board, gpu) in gpus if not gpu.is_enabled} | {
-        board.mig_uuid(*each): f"{index}: {_placed_name(board, *each)}"
-        for index, (board, gpu) in gpus
-        for each in transitions.mig_devices(gpu)
-    }
-
-
-def device_name(
-    board: states.Board, instance: states.GpuInstance, compute: states.ComputeInstance
-) -> str:
-    """Return the profile of a MIG device, such as ``1c.3g.20gb``."""
-    return transitions.compute_name(board.row(instance.profile_id), compute.placement.size)
-
-
-def _placed_name(
-    board: states.Board, instance: states.GpuInstance, compute: states.ComputeInstance
-) -> str:
-    """Return the profile of a MIG device and where its GPU instance begins."""
-    return f"{device_name(board, instance, compute)}@{instance.placement.start}"
-
-
-def driver_devices_in_words(state: nvml_faults.SharedState) -> tuple[str, ...]:
-    """Return the devices of each GPU in words, or ``off``: a table can list what they must be."""
-    gpus = zip(state.boards, state.read().gpus, strict=True)
-    return tuple(_gpu_in_words(board, gpu) for board, gpu in gpus)
-
-
-def _gpu_in_words(board: states.Board, gpu: states.GpuState) -> str:
-    is_empty = not gpu.instances
-    if gpu.is_pending is not gpu.is_enabled or not (gpu.is_enabled or is_empty):
-        return f"neither of its modes: {gpu}"
-    if not all(instance.compute_instances for instance in gpu.instances):
-        return f"without a compute instance: {gpu}"
-    by_start = sorted(transitions.mig_devices(gpu), key=lambda each: each[0].placement.start)
-    return " ".join(_placed_name(board, *each) for each in by_start) if gpu.is_enabled else "off"
 
 
 _PLUGIN_DEPLOYED = {well_known.PLUGIN_DEPLOY_LABEL: "true"}
