@@ -7,7 +7,8 @@ import pytest
 
 from mig_manager.agent import agent_settings
 from mig_manager.cli import registry
-from mig_manager.cli.toolkit import parser
+from mig_manager.cli.toolkit import command_line, parser
+from mig_manager.kubectl import plugin_registry
 from tests.rigs.shell.commandline import Shell
 
 LINES = [
@@ -40,6 +41,14 @@ def test_help_has_every_option_its_meaning_examples_and_statuses(
     changes_gpus = command in {"agent", "apply", "boot", "restore", "acceptance"}
     assert ("\nthe change:\n" in page) is changes_gpus
     assert max(map(len, page.splitlines())) <= 100
+
+
+@pytest.mark.parametrize("program", [registry.PROGRAM, plugin_registry.PROGRAM])
+def test_help_of_a_program_lists_commands_before_options(program: command_line.Program) -> None:
+    before, _, after = parser.build(program, "").format_help().partition("\noptions:\n")
+
+    assert after
+    assert all(f"\n  {command} " in before for command in program.commands)
 
 
 def test_every_value_with_a_type_shows_its_default() -> None:

@@ -11,7 +11,11 @@ _INDENT = "  "
 
 
 def page(program: command_line.Program, command: str) -> tuple[str, str, str]:
-    """Return usage, description and epilog of a command's help, or of the program's."""
+    """Return usage, description and epilog of a command's help, or of the program's.
+
+    The options stand between the last two. The program's commands stand before them: 'kubectl mig'
+    has a screen of options for the cluster.
+    """
     help_text = program.text(command)
     examples = [
         f"{_INDENT}{each.line}\n{wrap(each.meaning, _INDENT * 3)}" for each in help_text.examples
@@ -23,18 +27,20 @@ def page(program: command_line.Program, command: str) -> tuple[str, str, str]:
     ]
     if not command and program.other_statuses:
         meanings.append(wrap(program.other_statuses, _INDENT))
-    commands = [wrap(f"  {row.name:<17} {row.purpose}", further=" " * 20) for row in program.rows]
     environment = "" if command else program.environment
     blocks = {
-        "commands": [] if command else commands,
         "examples": examples,
         "environment": [wrap(environment, _INDENT)] if environment else [],
         "exit status": meanings,
     }
     more = f"\n\n'{program.name} --help' has what holds for every command." if command else ""
-    description = "\n\n".join(map(wrap, help_text.paragraphs))
+    descriptions = [wrap(paragraph) for paragraph in help_text.paragraphs]
+    if not command:
+        rows = (f"  {row.name:<17} {row.purpose}" for row in program.rows)
+        commands = (wrap(row, further=" " * 20) for row in rows)
+        descriptions.append("\n".join(["commands:", *commands]))
     epilog = "\n\n".join(f"{title}:\n" + "\n".join(b) for title, b in blocks.items() if b)
-    return usage(program, command), description, f"{epilog}{more}".strip()
+    return usage(program, command), "\n\n".join(descriptions), f"{epilog}{more}".strip()
 
 
 def statuses(program: command_line.Program, command: str) -> Mapping[str, str]:
