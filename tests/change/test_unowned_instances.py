@@ -64,11 +64,16 @@ def test_rollback_keeps_and_names_an_instance_missed_before(rig: LocalRig) -> No
     assert rig.has("other")
 
 
-def test_rollback_keeps_an_instance_created_during_the_change(rig: LocalRig) -> None:
+@pytest.mark.parametrize(
+    ("refusals", "words"), [(1, r"1g\.5gb at 3:1 on GPU 0 is new"), (9, "rollback failed as well")]
+)
+def test_rollback_keeps_an_instance_created_during_the_change(
+    rig: LocalRig, refusals: int, words: str
+) -> None:
     rig.callbacks.add(steps.CreateGpuInstance, lambda: with_unowned(rig, 3), times=1)
-    rig.failures.add(steps.CreateGpuInstance, call_errors.IN_USE, times=1)
+    rig.failures.add(steps.CreateGpuInstance, call_errors.IN_USE, times=refusals)
 
-    with pytest.raises(errors.HardwareError, match=r"1g\.5gb at 3:1 on GPU 0 is new") as caught:
+    with pytest.raises(errors.HardwareError, match=words) as caught:
         rig.change_to("requested")
 
     assert caught.value.reason is reasons.Reason.VERIFY_FAILED

@@ -254,6 +254,18 @@ def test_compute_instance_created_after_the_plan_makes_it_stale(
     assert rig.observe() == now
 
 
+def test_compute_instance_beside_the_planned_one_keeps_the_plan_fresh(
+    rig: NvmlRig, proc: ProcTree
+) -> None:
+    within = gi_step(rig.enable(), "3g.20gb")
+    rig.execute(within, ci_step(within, "2c.3g.20gb", 0))
+
+    execute(proc, rig.observe(), ci_step(within, "1c.3g.20gb", 2))
+
+    (gi,) = rig.observe().gpu_instances
+    assert len(gi.compute_instances) == 2
+
+
 @pytest.mark.parametrize("is_inside", [False, True], ids=["gpu-instance", "compute-instance"])
 def test_instance_that_took_over_a_destroyed_id_makes_the_plan_stale(
     rig: NvmlRig, proc: ProcTree, *, is_inside: bool

@@ -89,6 +89,18 @@ def test_a_drifted_layout_fails_for_a_file_that_cannot_be_read(*, is_restarted: 
     assert well_known.APPLIED_LABEL not in story.rig.node_object.labels
 
 
+def test_generated_layout_of_the_same_content_replaces_that_of_the_file() -> None:
+    story = Story(nodes.node())
+
+    story.run_agent(
+        story.label("all-balanced"),
+        story.file(agents.LAYOUTS_TEXT.replace("  all-balanced:", "  all-balancd:")),
+    )
+
+    assert story.reasons[-2:] == [Reason.APPLIED, Reason.ALREADY_APPLIED]
+    assert "UnknownConfig" not in story.rig.node_object.events
+
+
 def test_a_new_request_takes_a_generated_layout_for_that_of_the_file() -> None:
     story = active_by_own_file()
 

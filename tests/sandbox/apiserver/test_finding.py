@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import re
 import subprocess
 import sys
 
@@ -107,6 +108,10 @@ def test_the_loaders_cache_of_a_driver_root_is_searched(
         answer = shell("status", DRIVER_ROOT_CTR_PATH=str(root))
 
     assert answer.returncode == 0, answer.stderr
+    assert list(nvml_libraries.find(root)) == [root / "opt/driver" / file.name]
+    # The flags of an entry: the library of an architecture, or of 32-bit x86.
+    cache.write_bytes(re.sub(rb"\x03[^\0]\0\0", b"\x03\0\0\0", cache.read_bytes()))
+    assert list(nvml_libraries.find(root)) == []
 
 
 @pytest.mark.slow

@@ -5,14 +5,14 @@ import gzip
 import json
 import threading
 import tracemalloc
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sized
 from typing import Any
 
 import pytest
 from kubernetes.client import configuration as kube_configuration
 
 from mig_manager import errors, reasons
-from mig_manager.adapters.kubernetes import api, responses
+from mig_manager.adapters.kubernetes import api, fleet, leases, pods, responses
 from mig_manager.core import timing
 from tests.adapters.kubernetes import kube_rig
 from tests.adapters.kubernetes.kube_rig import (
@@ -28,6 +28,7 @@ from tests.adapters.kubernetes.kube_rig import (
     reset,
     silence,
 )
+from tests.rigs.node import fakes
 
 FORBIDDEN = reasons.Reason.FORBIDDEN
 UNAVAILABLE = reasons.Reason.API_UNAVAILABLE
@@ -357,3 +358,30 @@ def test_another_thread_can_interrupt_a_blocked_read_more_than_once(
         assert list(stream) == []
         stream.interrupt()
     stream.interrupt()
+
+
+def list_pods(kube: api.KubeApi) -> Sized:
+    return pods.KubeWorkloads(kube, node_name="n1", clock=fakes.FakeClock()).list()
+
+
+def list_leases(kube: api.KubeApi) -> Sized:
+    return leases.Leases(kube, "mig-manager", fakes.FakeClock()).list(lambda _name: True)
+
+
+def list_nodes(kube: api.KubeApi) -> Sized:
+    nodes = fleet.Fleet(kube, selector="")
+    nodes.list()
+    return nodes.nodes()
+
+
+@pytest.mark.parametrize("read", [list_pods, list_leases, list_nodes])
+def test_a_list_without_items_is_empty_and_a_malformed_one_an_error(
+    scripted_server: KubeServer, read: Callable[[api.KubeApi], Sized]
+) -> None:
+    contents: list[object] = [None, [{}]]
+    for items in contents:
+        listed = {"metadata": {"resourceVersion": "1"}, "items": items}
+        scripted_server.script.append(answer(listed))
+
+    assert len(read(scripted_server.kube)) == 0
+    assert "is malformed" in failure(read, scripted_server.kube).message
