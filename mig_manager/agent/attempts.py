@@ -13,7 +13,6 @@ from mig_manager.agent import layout_request, node_context, outcomes, run_record
 from mig_manager.change import change_recorder, hook_points, plan_executor, transaction
 from mig_manager.core import messages, pod_rights, ports, timing
 from mig_manager.core.objects import pod_object
-from mig_manager.core.planner import planner
 from mig_manager.core.records import journals, node_entries, requests, run_status
 
 _Problem = TypeVar("_Problem")
@@ -135,15 +134,13 @@ class Attempt(node_context.NodeContext):
         before = self.journal.gpus.snapshots
         if not before:
             return
-        with contextlib.suppress(errors.HardwareError, errors.LayoutError):
+        with contextlib.suppress(errors.HardwareError):
             gpus = self.deps.gpus.observe()
-            is_restored = planner.restore(gpus, before).is_empty
-            if is_restored and not planner.unowned_instances(gpus, before):
-                return
-            if since := self.verified_layout.name_verified_since(before, gpus):
+            rest, since = self.verified_layout.without_verified_since(before, gpus)
+            if since:
                 _log.warning("interrupted_change_outdated", verified_since=since)
                 self.recorder.set_journal(
-                    applied_before="", gpus=self.journal.gpus.with_snapshots(())
+                    applied_before="", gpus=self.journal.gpus.with_snapshots(rest)
                 )
 
     def until_solved(

@@ -124,9 +124,9 @@ def as_if_undone(
 ) -> model.Gpu:
     """Return a GPU as undoing an interrupted run leaves it."""
     entries = _read(deps.journal)
-    before: model.Gpu | model.GpuSnapshot = gpu
-    if not _why_outdated(deps, entries, observed):
-        before = next((each for each in entries.gpus.snapshots if each.uuid == gpu.uuid), gpu)
+    before: model.Gpu | model.GpuSnapshot
+    snapshots, _ = _still_to_undo(deps, entries, observed)
+    before = next((each for each in snapshots if each.uuid == gpu.uuid), gpu)
     return dataclasses.replace(
         gpu,
         current_mode=before.current_mode,
@@ -217,11 +217,15 @@ def open_recorder(
         and is_complete
         and not observed.unreachable_snapshots(entries.gpus.snapshots)
     )
-    why = "" if is_undone else _why_outdated(deps, entries, observed)
-    if why:
-        deps.notify(f"{describe_interrupted(entries)}{why}: it will not be undone")
-    if is_undone or why:
+    if is_undone:
         recorder.set_journal(gpus=recorder.journal.gpus.with_snapshots(()))
+        return recorder
+    rest, why = _still_to_undo(
+        deps, dataclasses.replace(recorder.journal, boot_id=entries.boot_id), observed
+    )
+    if why:
+        deps.notify(f"{describe_interrupted(entries)}{why}: it is not undone there")
+        recorder.set_journal(gpus=recorder.journal.gpus.with_snapshots(rest))
     return recorder
 
 
@@ -249,19 +253,23 @@ def _restore_persistence(
     )
 
 
-def _why_outdated(
+def _still_to_undo(
     deps: shell.ShellDependencies,
     journal: journals.Journal,
     observed: model.ObservedGpus,
-) -> str:
-    """Return why the journal is outdated; empty unless another program set up its GPUs since."""
-    uuids = {gpu.uuid for gpu in journal.gpus.snapshots}
+) -> tuple[model.Snapshots, str]:
+    """Return the snapshots to undo, and why the other GPUs stay: a program set them up since."""
+    before = journal.gpus.snapshots
     # No instance survives a reboot, so another program has created the existing ones.
     is_rebooted = bool(journal.boot_id) and journal.boot_id != deps.boot_id
-    if is_rebooted and any(gpu.gpu_instances for gpu in observed.only(uuids)):
-        return " when the node was rebooted, and the GPUs were set up since"
-    since = deps.verified_layout.name_verified_since(journal.gpus.snapshots, observed)
-    return f", and layout '{since}' was verified since" if since else ""
+    if is_rebooted and any(gpu.gpu_instances for gpu in observed.only(gpu.uuid for gpu in before)):
+        return (), " when the node was rebooted, and the GPUs were set up since"
+    rest, since = deps.verified_layout.without_verified_since(before, observed)
+    if not since:
+        return before, ""
+    uuids = {gpu.uuid for gpu in rest}
+    gpus = ", ".join(map(str, observed.only(gpu.uuid for gpu in before if gpu.uuid not in uuids)))
+    return rest, f", and layout '{since}' was verified since on {gpus}"
 
 
 def _not_written(problem: str) -> errors.UsageError:

@@ -34,24 +34,24 @@ class VerifiedLayoutStore:
         except errors.ConfigError:
             return None
 
-    def name_verified_since(self, before: model.Snapshots, gpus: model.ObservedGpus) -> str:
-        """Return the layout that was verified after an interrupted change; empty if none was.
+    def without_verified_since(
+        self, before: model.Snapshots, gpus: model.ObservedGpus
+    ) -> tuple[model.Snapshots, str]:
+        """Return the snapshots of an interrupted change that a rollback may still restore.
 
-        An interrupted change leaves no verified layout: another manager has applied it since. It
-        is on all GPUs of the change, whose state ``before`` must not be restored then.
+        An interrupted change leaves no verified layout: where there is one, another manager has
+        applied it since, and its instances stay. The second value names it, or is empty.
         """
         saved = self.read()
-        uuids = {gpu.uuid for gpu in before}
-        if saved is None or saved.boot_id != self.boot_id or not uuids.issubset(saved.covered):
-            return ""
-        snapshots = tuple(gpu for gpu in saved.snapshots if gpu.uuid in uuids)
-        try:
-            is_active = planner.restore(gpus, snapshots).is_empty and not (
-                gpus.unreachable_snapshots(snapshots) or planner.unowned_instances(gpus, snapshots)
-            )
-        except errors.LayoutError:
-            return ""
-        return saved.layout if is_active and len(snapshots) == len(before) else ""
+        if saved is None or saved.boot_id != self.boot_id:
+            return before, ""
+        states = {gpu.uuid: gpu for gpu in saved.snapshots if gpu.uuid in saved.covered}
+        verified = [
+            gpu for gpu in before if gpu.uuid in states and _is_active(states[gpu.uuid], gpus)
+        ]
+        if all(_is_active(gpu, gpus) for gpu in verified):
+            return before, ""
+        return tuple(gpu for gpu in before if gpu not in verified), saved.layout
 
     def save(
         self,
@@ -112,3 +112,13 @@ class VerifiedLayoutStore:
 
     def _write(self, layout: verified_layouts.VerifiedLayout) -> None:
         self.file.save(layout.to_json())
+
+
+def _is_active(snapshot: model.GpuSnapshot, gpus: model.ObservedGpus) -> bool:
+    """Return whether a GPU has exactly the instances of a snapshot."""
+    try:
+        return planner.restore(gpus, [snapshot]).is_empty and not (
+            gpus.unreachable_snapshots([snapshot]) or planner.unowned_instances(gpus, [snapshot])
+        )
+    except errors.LayoutError:
+        return False

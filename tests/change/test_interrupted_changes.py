@@ -249,6 +249,22 @@ def test_a_journal_older_than_an_agents_verified_layout_undoes_nothing(rig: Loca
     assert rig.journal.text is None
 
 
+def test_a_gpu_whose_layout_an_agent_verified_since_is_not_undone(rig: LocalRig) -> None:
+    before = rig.geometry
+    assert rig.kill_apply("requested", steps.CreateGpuInstance)
+    # The agent knows nothing of the journal in the file.
+    journal, rig.journal.text = rig.journal.text, None
+    rig.change_to("first-only")
+    rig.journal.text = journal
+
+    refuse(rig)
+
+    assert rig.has("first-only")
+    assert rig.geometry[1] == before[1]
+    assert "layout 'first-only' was verified since on GPU 0" in rig.notes[0]
+    assert rig.journal.text is None
+
+
 def test_an_unknown_layout_needs_neither_lock_nor_gpus_and_undoes_nothing(
     rig: LocalRig,
 ) -> None:
