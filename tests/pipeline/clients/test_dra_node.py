@@ -171,7 +171,7 @@ def test_an_mps_daemon_for_a_claim_ends_with_the_pod_and_does_not_block() -> Non
 def test_slices_that_do_not_match_the_gpus_fail_the_change() -> None:
     rig = nodes.dra_node()
     stale = rig.dra_driver.slices
-    rig.callbacks.add(moments.Wait, lambda: setattr(rig.dra_driver, "slices", stale))
+    rig.set_at(moments.Wait, rig.dra_driver, slices=stale)
 
     why = "the DRA driver's ResourceSlices list 14 devices: 8 exist, 10 are expected"
     outcome = agents.run(rig, "most-in-one", layouts=KEEP_ONE)
@@ -199,7 +199,7 @@ def test_a_driver_that_does_not_come_back_is_named() -> None:
 
 def test_slices_that_the_api_does_not_list_are_not_waited_for() -> None:
     rig = nodes.dra_node()
-    rig.callbacks.add(moments.Wait, lambda: setattr(rig.dra_driver, "slices", None))
+    rig.set_at(moments.Wait, rig.dra_driver, slices=None)
     ends.run_to(rig, "most-in-one", Reason.APPLIED, layouts=KEEP_ONE)
 
 

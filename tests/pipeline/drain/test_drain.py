@@ -310,7 +310,7 @@ def test_pod_that_starts_during_the_drain_is_evicted_too(rig: NodeRig, name: str
 
 def test_kubelet_falling_silent_in_a_drain_affects_no_further_pod(rig: NodeRig) -> None:
     other = rig.pods.add("other", devices=frozenset({driver_rules.mig_uuid("other")}))
-    rig.callbacks.add(moments.Wait, lambda: setattr(rig.kubelet, "is_silent", True))
+    rig.set_at(moments.Wait, rig.kubelet, is_silent=True)
 
     assert run_drain(rig) == 1
     assert other in rig.pods
@@ -324,8 +324,8 @@ def test_a_silent_kubelets_last_answer_is_not_about_a_successor(rig: NodeRig) ->
             rig.pods.add("train", devices=other)
 
     rig.callbacks.add(moments.Wait, succeed)
-    rig.callbacks.add(moments.Time(0), lambda: setattr(rig.kubelet, "is_silent", True))
-    rig.callbacks.add(moments.Time(9), lambda: setattr(rig.kubelet, "is_silent", False))
+    rig.set_at(moments.Time(0), rig.kubelet, is_silent=True)
+    rig.set_at(moments.Time(9), rig.kubelet, is_silent=False)
 
     assert run_drain(rig) == 1
     assert [pod.name for pod in rig.pods.values()] == ["train"]

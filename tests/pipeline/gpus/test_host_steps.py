@@ -391,7 +391,7 @@ def test_a_process_that_stays_ends_the_run_before_anything_is_destroyed() -> Non
 def test_a_process_that_ends_is_waited_for() -> None:
     rig = nodes.busy_node()
     rig.driver.clients = "python (pid 4242)"
-    rig.callbacks.add(moments.Time(10), lambda: setattr(rig.driver, "clients", ""))
+    rig.set_at(moments.Time(10), rig.driver, clients="")
 
     ends.run_to(rig, "one-slice-changed", Reason.APPLIED)
     assert rig.clock.now_s > 10

@@ -50,7 +50,7 @@ def test_a_kubelet_that_restarts_is_waited_for() -> None:
     rig = nodes.busy_node()
     rig.kubelet.is_silent = True
 
-    rig.callbacks.add(moments.Time(10), lambda: setattr(rig.kubelet, "is_silent", False))
+    rig.set_at(moments.Time(10), rig.kubelet, is_silent=False)
     ends.run_to(rig, "one-slice-changed", Reason.APPLIED)
     assert "spared" in rig.pods.names
     assert "affected" not in rig.pods.names

@@ -73,7 +73,7 @@ def test_a_final_failure_says_if_the_plugin_is_not_back(
 ) -> None:
     rig = nodes.node(layout="all-balanced", label_managed=label_managed)
     before = rig.gpus
-    rig.callbacks.add(steps.Step, lambda: setattr(rig.plugin, "is_broken", is_broken), times=1)
+    rig.set_at(steps.Step, rig.plugin, is_broken=is_broken)
     unsupported = errors.HardwareError("no", reason=Reason.NOT_SUPPORTED)
     rig.failures.add(steps.Step, unsupported, times=1)
 
@@ -90,7 +90,7 @@ def test_a_final_failure_says_if_the_plugin_is_not_back(
 def test_a_final_failure_waits_for_no_plugin_that_its_run_did_not_pause() -> None:
     rig = nodes.node(layout="all-balanced", label_managed=False)
     # The DaemonSet makes no new pod of the deleted plugin, which a later run must verify.
-    rig.callbacks.add(steps.Step, lambda: setattr(rig.plugin, "is_label_managed", True))
+    rig.set_at(steps.Step, rig.plugin, is_label_managed=True)
     agent = agents.new_agent(rig)
     with rig.failures.adding(steps.CreateGpuInstance, call_errors.REFUSED):
         agents.run(rig, "one-slice-changed", by=agent)

@@ -162,7 +162,7 @@ def test_a_deleted_plugin_is_awaited_until_it_is_back_or_removed(
 ) -> None:
     rig = nodes.node(layout="all-balanced", label_managed=False)
     # Its DaemonSet makes no new pod yet.
-    rig.callbacks.add(steps.Step, lambda: setattr(rig.plugin, "is_label_managed", True))
+    rig.set_at(steps.Step, rig.plugin, is_label_managed=True)
     rig.failures.add(steps.CreateGpuInstance, call_errors.REFUSED, times=1)
     ends.run_to(rig, "one-slice-changed", Reason.INSUFFICIENT_RESOURCES)
     assert not rig.pods.plugins
@@ -173,7 +173,7 @@ def test_a_deleted_plugin_is_awaited_until_it_is_back_or_removed(
         rig.kubelet.schedulable = {}
     rig.callbacks.clear()
     if end == "is back":
-        rig.callbacks.add(moments.Wait, lambda: setattr(rig.plugin, "is_label_managed", False))
+        rig.set_at(moments.Wait, rig.plugin, is_label_managed=False)
     else:
         rig.node_object.labels[well_known.PLUGIN_DEPLOY_LABEL] = "false"
 

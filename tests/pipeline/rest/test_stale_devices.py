@@ -372,7 +372,7 @@ def test_a_plugin_that_keeps_a_device_is_restarted_once_for_a_request() -> None:
     deny_slot_for_minutes(rig)
     served = rig.kubelet.schedulable
     tamper(rig, 1, "1g.5gb")
-    rig.callbacks.add(moments.Wait, lambda: setattr(rig.kubelet, "schedulable", served))
+    rig.set_at(moments.Wait, rig.kubelet, schedulable=served)
     agent = agents.new_agent(rig)
 
     # The first attempt waits for a slot, and both fail after it.

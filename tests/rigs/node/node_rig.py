@@ -178,6 +178,15 @@ class NodeRig:
         self.callbacks.add(at, lambda: values.append(read()), when=when)
         return values
 
+    def set_at(self, at: moments.MomentSelector, part: object, **fields: object) -> None:
+        """Set fields of a part of the node whenever such a moment comes."""
+
+        def set_fields() -> None:
+            for name, value in fields.items():
+                setattr(part, name, value)
+
+        self.callbacks.add(at, set_fields)
+
     def forget_past(self) -> None:
         """Clear the notes of what happened so far."""
         self.node_object.forget_past()
