@@ -24,10 +24,9 @@ from mig_manager.adapters.host import line_writer, log, process
 from mig_manager.adapters.kubernetes import api
 from mig_manager.core.objects import well_known
 from mig_manager.core.records import run_status
-from tests.fleet import whole_agents
 from tests.rigs import waiting
 from tests.rigs.cluster import envtest
-from tests.rigs.stage import in_process
+from tests.rigs.stage import in_process, whole_agents
 
 _LAYOUT = "all-1g.5gb"
 

@@ -22,9 +22,8 @@ import pytest
 
 from mig_manager.adapters.host import line_writer, log
 from testkit import bounds, day, day_layouts
-from tests.cluster import device_watch, pods_of_a_day, sandbox_nodes
 from tests.rigs.cluster import api_servers, audit, envtest
-from tests.rigs.stage import agent_stage
+from tests.rigs.stage import agent_stage, device_watch, pods_of_a_day, sandbox_nodes
 
 _GPUS_EACH = 8
 _SLICES = 7

@@ -15,9 +15,9 @@ from mig_manager.core.node.devices import claims, device_classes
 from mig_manager.core.objects import well_known
 from mig_manager.sandbox.driver import state_file
 from mig_manager.sandbox.node import cluster_view, device_plugin, manifests, objects
-from tests.cluster import sandbox_nodes
 from tests.rigs import waiting
 from tests.rigs.cluster import api_servers, audit, dra_driver
+from tests.rigs.stage import sandbox_nodes
 
 pytestmark = pytest.mark.cluster
 

@@ -14,10 +14,9 @@ import pytest
 from mig_manager.sandbox.driver import states
 from mig_manager.sandbox.node import objects
 from testkit import day
-from tests.cluster import device_watch, pods_of_a_day, sandbox_nodes
 from tests.rigs import waiting
 from tests.rigs.cluster import api_servers, audit
-from tests.rigs.stage import agent_stage
+from tests.rigs.stage import agent_stage, device_watch, pods_of_a_day, sandbox_nodes
 
 pytestmark = pytest.mark.cluster
 

@@ -11,12 +11,13 @@ from mig_manager.core.objects import well_known
 from mig_manager.core.records import inventory_codec
 from mig_manager.sandbox.apiserver import kinds
 from testkit import apiserver
-from tests.fleet import fake_agents, whole_agents
+from tests.fleet import fake_agents
 from tests.rigs import api_objects, waiting
 from tests.rigs.node import gpu_values
 from tests.rigs.node.agents import LAYOUTS_TEXT
 from tests.rigs.shell import commandline
 from tests.rigs.shell.commandline import Answer
+from tests.rigs.stage import whole_agents
 
 LAYOUT = "all-1g.5gb"
 _NO_VARIABLES: Mapping[str, str] = {}

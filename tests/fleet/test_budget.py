@@ -13,8 +13,9 @@ from mig_manager.adapters.kubernetes import api, lease_slots
 from mig_manager.core import timing
 from mig_manager.sandbox.apiserver import kinds
 from testkit import apiserver
-from tests.fleet import census, whole_agents
+from tests.fleet import census
 from tests.rigs import api_objects, waiting
+from tests.rigs.stage import whole_agents
 
 LAYOUT = "all-1g.5gb"
 

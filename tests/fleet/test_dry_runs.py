@@ -4,10 +4,10 @@ import json
 
 from mig_manager.core.layout import layout_list
 from mig_manager.core.objects import well_known
-from tests.fleet import whole_agents
 from tests.fleet.rollout_rig import LAYOUT, RolloutRig
 from tests.rigs import api_objects, layout_table, waiting
 from tests.rigs.node import agents
+from tests.rigs.stage import whole_agents
 
 
 def test_a_dry_run_shows_the_plan_of_each_node_and_changes_nothing(rig: RolloutRig) -> None:

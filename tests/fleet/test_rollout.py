@@ -11,9 +11,10 @@ from mig_manager import reasons
 from mig_manager.core.objects import well_known
 from mig_manager.sandbox.apiserver import kinds
 from testkit import apiserver
-from tests.fleet import census, fake_agents, whole_agents
+from tests.fleet import census, fake_agents
 from tests.rigs import waiting
 from tests.rigs.shell import commandline
+from tests.rigs.stage import whole_agents
 
 LAYOUT = "all-1g.5gb"
 FORMER = "all-balanced"

@@ -19,9 +19,9 @@ from mig_manager.sandbox.node import (
     objects,
     sandbox_node,
 )
-from tests.cluster import device_watch
 from tests.rigs import waiting
 from tests.rigs.cluster import account_rights, api_servers, deploy_files, envtest
+from tests.rigs.stage import device_watch
 
 PARTITIONER = account_rights.Account(namespace="mig-manager", name="mig-manager-partitioner")
 PARTITIONER_USER = f"system:serviceaccount:{PARTITIONER.namespace}:{PARTITIONER.name}"
