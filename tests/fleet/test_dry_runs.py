@@ -31,7 +31,7 @@ def test_a_dry_run_shows_the_plan_of_each_node_and_changes_nothing(rig: RolloutR
     assert nodes["node-002"]["fit"] == "unknown"
     assert not any(rig.labels().values())
     text = rig(LAYOUT, "-l", "gpu=yes", "--dry-run").out
-    total = "0 unchanged, 1 fits, 1 does not fit, 3 unknown. Pods: 1 evicted."
+    total = ": 1 fits, 1 does not fit, 3 unknown. Pods: 1 evicted."
     assert f"{total} Nothing was changed." in " ".join(text.split())
 
 

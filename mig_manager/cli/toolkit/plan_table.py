@@ -66,4 +66,5 @@ def _names(pods: Sequence[str]) -> str:
 def _totals(previews: Iterable[cluster_plan.NodePlan]) -> str:
     """Count the nodes by their fit, for a sentence."""
     counts = collections.Counter(each.fit for each in previews)
-    return ", ".join(f"{counts[each]} {each.words}" for each in cluster_plan.NodeFit)
+    fits = [each for each in cluster_plan.NodeFit if counts[each]]
+    return ", ".join(f"{counts[each]} {each.words}" for each in fits)

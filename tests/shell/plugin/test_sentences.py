@@ -120,8 +120,7 @@ def test_the_sum_of_a_plan_counts_each_node_once() -> None:
 
     total = plan_table.table(result, style=PLAIN).splitlines()[-1]
     assert total == (
-        "Layout all-balanced of f: 0 unchanged, 1 fits, 1 does not fit, 2 unknown. "
-        "Pods: none evicted."
+        "Layout all-balanced of f: 1 fits, 1 does not fit, 2 unknown. Pods: none evicted."
     )
 
 
