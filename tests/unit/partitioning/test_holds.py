@@ -9,13 +9,111 @@ from mig_manager.core.objects import well_known
 from mig_manager.core.partitioning.decision import decisions, situations
 from mig_manager.core.partitioning.nodes import partitioned_nodes
 from tests.rigs.cluster import partitions
-from tests.rigs.cluster.partitions import NOW, decide, node, pod
+from tests.rigs.cluster.partitions import EMPTY, NOW, decide, node, pod
 from tests.rigs.node import samples
+from tests.unit.partitioning.decision_cases import (
+    BUSY,
+    IN_USE,
+    LARGE,
+    OTHERS,
+    TWO_ONES,
+    DecisionCase,
+)
 
 _ONE = ["1g.5gb@0*"]
 _FULL = ["4g.20gb@0*", "3g.20gb@4*"]
 _NOT_READY = [node("a", _ONE, _FULL, is_ready=False)]  # no GPU can be on hold
 _IDLE = [node("a", ["7g.40gb@0"], _FULL)]  # the pod needs no hold
+LARGER = pod("large", "2x7g.40gb", age_s=700)
+ON_HOLD = "it waits for a (its GPUs are on hold for another pod)"
+HALF = [node("a", ["3g.20gb@0*"], ["1g.5gb@0*"])]
+SMALLER = [pod(f"s{number}", "3g.20gb", age_s=5) for number in range(2)]
+BUSY_NODE = [
+    node(
+        "a",
+        ["4g.20gb@0*", "3g.20gb@4*"],
+        ["2g.10gb@0*", "1g.5gb@2*", "2g.10gb@4*", "1g.5gb@6"],
+    )
+]
+FREE_NODES = [
+    node("a", ["1g.5gb@0*", "1g.5gb@4", "1g.5gb@5"], ["7g.40gb@0*"]),
+    node("b", ["3g.20gb@0*"], ["3g.20gb@0*"]),
+]
+ON_A = f"large CHANGING: it waits for a (it is being changed); b ({IN_USE})"
+
+DECISIONS = {
+    "no idle GPU is on hold for a pod that lacks something else": DecisionCase(
+        nodes=[node("a", EMPTY)],
+        pods=[
+            pod("large", "7g.40gb", age_s=700, requests={"cpu": "60"}),
+            pod("s", "1g.5gb", age_s=5),
+            pod("daemon", node_name="a", requests={"cpu": "10"}),
+        ],
+        expected=["a: 1x 1g.5gb for s", f"large CHANGING: it waits for a ({OTHERS})"],
+    ),
+    "two GPUs are on hold for a pod of two": DecisionCase(
+        nodes=[node("a", ["1g.5gb@0*"], ["1g.5gb@0*"], ["1g.5gb@0*", "3g.20gb@4*"])],
+        pods=[LARGER, pod("small", "3g.20gb")],
+        expected=[
+            f"large IN_USE: {BUSY}",
+            f"small IN_USE: {ON_HOLD}",
+        ],
+    ),
+    "no more GPUs are on hold than a pod requests": DecisionCase(
+        nodes=[node("a", ["1g.5gb@0*"], ["1g.5gb@0*"], ["1g.5gb@0*"])],
+        pods=[LARGER, pod("small", "3g.20gb")],
+        expected=[
+            "a: 1x 3g.20gb for small",
+            f"large CHANGING: it waits for a ({OTHERS})",
+        ],
+    ),
+    "a pod behind gets an instance on a GPU until a large pod has waited a while": DecisionCase(
+        nodes=HALF,
+        pods=[pod("large", "7g.40gb", age_s=10), *SMALLER],
+        expected=["a: 2x 3g.20gb for s0, s1", f"large CHANGING: it waits for a ({OTHERS})"],
+    ),
+    "a pod behind gets no instance on a GPU on hold": DecisionCase(
+        nodes=HALF,
+        pods=[pod("large", "7g.40gb", age_s=30), *SMALLER],
+        expected=[
+            "a: 1x 3g.20gb for s0",
+            f"large CHANGING: it waits for a ({OTHERS})",
+            f"s1 CHANGING: it waits for a ({OTHERS})",
+        ],
+    ),
+    "a busy cluster holds no GPU soon": DecisionCase(
+        nodes=BUSY_NODE,
+        pods=[pod("large", "7g.40gb", age_s=500), pod("s", "1g.10gb", age_s=5)],
+        expected=[
+            "a: 1x 1g.10gb instead of 1x 1g.5gb for s",
+            f"large CHANGING: it waits for a ({OTHERS})",
+        ],
+    ),
+    "a busy cluster holds a GPU late and destroys nothing": DecisionCase(
+        nodes=BUSY_NODE,
+        pods=[pod("large", "7g.40gb", age_s=700), pod("s", "1g.10gb", age_s=5)],
+        expected=[
+            f"large IN_USE: {BUSY}",
+            "s IN_USE: it waits for a (its GPUs are on hold for another pod)",
+        ],
+    ),
+    "idle instances are not destroyed before a GPU is on hold": DecisionCase(
+        nodes=FREE_NODES,
+        pods=[pod("large", "7g.40gb", age_s=10)],
+        expected=[f"large IN_USE: it waits for a, b ({IN_USE})"],
+    ),
+    "idle instances on a hold are destroyed while much is free": DecisionCase(
+        nodes=FREE_NODES,
+        pods=[LARGE],
+        expected=["a: on hold for a waiting pod on GPU 0, without 2x 1g.5gb", ON_A],
+    ),
+    "reserved devices on a hold stay": DecisionCase(
+        nodes=FREE_NODES,
+        pods=[LARGE],
+        limits={"reserved": TWO_ONES},
+        expected=["a: on hold for a waiting pod on GPU 0, without 1x 1g.5gb", ON_A],
+    ),
+}
 
 
 def remember(
@@ -42,6 +140,11 @@ def gpus_on_hold(
         for gpu in each.gpus
         if (each.name, gpu.uuid) in gpus
     )
+
+
+@pytest.mark.parametrize("case", DECISIONS.values(), ids=DECISIONS)
+def test_a_decision_holds_gpus_for_large_pods(case: DecisionCase) -> None:
+    assert case.decision_lines() == case.expected
 
 
 def test_a_gpu_on_hold_is_not_merged_back() -> None:
