@@ -111,6 +111,30 @@ def test_a_driver_that_hangs_after_a_reset_hides_no_problem(rig: BootRig) -> Non
     assert len(result.faults) == 1
 
 
+def test_a_driver_that_hangs_is_not_tried_again_for_each_gpu(rig: BootRig) -> None:
+    hung = errors.HardwareError("the driver hangs", reason=reasons.Reason.NVML_TIMEOUT)
+    rig.failures.add("gpus.execute", hung)
+    rig.log.clear()
+
+    (problem,) = rig.boot().problems
+
+    assert "the driver hangs" in problem.message
+    assert rig.log.count("gpus.execute") == 1
+
+
+def test_a_faulty_gpu_without_a_saved_state_is_not_reset(rig: BootRig) -> None:
+    verified = rig.verified_layout
+    kept = dataclasses.replace(verified, snapshots=verified.snapshots[1:])
+    rig.verified_layout_file.text = kept.to_json()
+    rig.gpus = gpu_values.with_action(rig.gpus, model.RecoveryAction.GPU_RESET, 0)
+
+    result = rig.boot(resets_faulty=True)
+
+    assert len(result.faults) == 1
+    assert "reset.reset" not in rig.log
+    assert not any("resetting it" in note for note in rig.notes)
+
+
 # -- what is kept, and by whom ----------------------------------------------------------------
 
 

@@ -385,6 +385,38 @@ def test_announce_does_not_block_and_later_writes_come_after_it(rig: KubeNodeRig
     assert (third.labels["phase"], rig.patches()) == ("second", 3)
 
 
+NEXT: dict[str, Callable[[kube_node.KubeNode], object]] = {
+    "read": lambda node: node.read(),
+    "latest": lambda node: node.latest(),
+    "update": lambda node: node.update(lambda _view: node_object.NodePatch(labels={"x": "y"})),
+    "withdraw_devices": lambda node: node.withdraw_devices(),
+    "report_devices": lambda node: node.report_devices({"nvidia.com/gpu": 8}),
+    "remove_resources": lambda node: node.remove_resources(["nvidia.com/gpu"]),
+    "set_condition": lambda node: node.set_condition(READY),
+}
+
+
+@pytest.mark.parametrize("call", NEXT.values(), ids=NEXT)
+def test_every_call_waits_for_the_announcement(
+    rig: KubeNodeRig, call: Callable[[kube_node.KubeNode], object]
+) -> None:
+    has_begun, may_end = threading.Event(), threading.Event()
+
+    def wait() -> None:
+        has_begun.set()
+        may_end.wait(30)
+
+    rig.kube.before_patch = wait
+    rig.node_port.announce(node_object.NodePatch(labels={"phase": "first"}))
+    assert has_begun.wait(30)
+    threading.Timer(0.1, may_end.set).start()
+
+    call(rig.node_port)
+
+    assert may_end.is_set()
+    assert rig.node_port.read().labels["phase"] == "first"
+
+
 def test_a_failed_announcement_does_not_fail_later_writes(rig: KubeNodeRig) -> None:
     rig.server.inject(apiserver.Fault(method="PATCH", status=403))
 

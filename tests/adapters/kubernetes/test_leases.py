@@ -143,6 +143,15 @@ def test_an_unreleased_slot_expires_for_another_node(rig: LeasesRig, *, is_dead:
     assert lease["spec"]["leaseTransitions"] == 1
 
 
+def test_a_release_that_met_another_write_is_tried_again(rig: LeasesRig) -> None:
+    slot = rig.with_slot("a")
+    rig.server.inject(apiserver.Fault(verb="update", resource="leases", status=409))
+
+    slot.release()
+
+    assert rig.holders() == {LEASE: ""}
+
+
 def test_a_slot_that_another_node_took_over_is_lost(rig: LeasesRig) -> None:
     slot, other = rig.with_slot("a"), rig.of("b")
     other.take()

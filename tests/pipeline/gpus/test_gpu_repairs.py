@@ -35,11 +35,13 @@ def test_a_repair_evicts_only_the_pods_of_the_gpu_and_restores_all(
 ) -> None:
     rig = make()
     before = rig.gpus
+    published = rig.note(lambda: rig.node_object.recovery_condition or {})
 
     outcome = repairs.serve(rig)
 
     assert outcome.state is run_status.State.SUCCESS
     assert not outcome.verified_gpus.unreachable
+    assert not any("Not reset now" in each.get("message", "") for each in published)
     assert repairs.resets(rig) == 1
     assert "affected" not in rig.pods.names
     assert "spared" in rig.pods.names

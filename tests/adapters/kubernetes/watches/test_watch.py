@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -97,6 +98,10 @@ def test_a_fleet_reports_trouble_after_an_unexpected_error(
             lambda: [node.requested for node in nodes.nodes()] == ["two"] and not nodes.trouble,
             "the changed node",
         )
+        nodes.nodes()
+        began_s = time.monotonic()
+        nodes.wait(0.2)
+        assert time.monotonic() - began_s >= 0.2
 
 
 # -- the watch of a node's pods ---------------------------------------------------------------
