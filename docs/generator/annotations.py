@@ -224,6 +224,7 @@ class JournalAnnotation(TypedDict):
     applied: str
     bootId: str
     snapshot: NotRequired[list[_Snapshot]]
+    verified: NotRequired[bool]
     staleFiles: NotRequired[bool]
     persistentGpus: NotRequired[list[str]]
     pluginConfig: NotRequired[PluginConfigChange]

@@ -22,6 +22,7 @@ from mig_manager.agent.phases import failures, services_and_hooks
 from mig_manager.change import hook_points
 from mig_manager.core import messages, model, pod_rights, ports
 from mig_manager.core.layout import custom_layouts
+from mig_manager.core.objects import node_object, well_known
 from mig_manager.core.records import gpu_repair, journals, requests, run_status
 
 _FOLLOWED = (errors.SupersededBy.OTHER_LAYOUT, errors.SupersededBy.SAME_LAYOUT)
@@ -101,7 +102,7 @@ class AttemptSeries:
         self.journal = journal = interrupted_runs.read_journal(self._context, view)
         if self._record is None:
             self._record = interrupted_runs.find_record(saved, view, journal)
-        if not interrupted_runs.has_ended(journal, view):
+        if journal.remainder is journals.Remainder.CHANGE:
             self._resume_or_undo(request)
         self.is_current = True
 
@@ -119,6 +120,14 @@ class AttemptSeries:
             return
         message = f"resuming {request.layout} after an interruption"
         deps.node.emit(reason="Recovered", message=message, is_warning=False)
+
+    def has_remainder(self, view: node_object.NodeView) -> bool:
+        """Return whether anything remains of a change, by the journal here or by the Node."""
+        return (
+            self.journal.remainder is not journals.Remainder.NOTHING
+            or well_known.JOURNAL_ANNOTATION in view.annotations
+            or well_known.RECONFIGURING_TAINT in view.taint_keys
+        )
 
     def mark_outdated(self) -> None:
         """Note that the Node may have another journal than the last attempt, until ``recover``."""
@@ -221,8 +230,8 @@ class AttemptSeries:
         context = self._context
         view = context.publisher.read()
         interrupted_runs.resume_unlisted(context, view)
-        # Without an interrupted run, a copy on the host is outdated.
-        if self.journal.is_empty and not interrupted_runs.shows_change(view):
+        if not self.has_remainder(view):
+            # A copy on the host is outdated.
             return self.journal
         return interrupted_runs.read_journal(context, view)
 

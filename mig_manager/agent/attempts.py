@@ -92,7 +92,7 @@ class Attempt(node_context.NodeContext):
         is_about_gpu = reason is reasons.Reason.GPU_UNREACHABLE
         lost = () if is_about_gpu else self.status.gpus.unreachable
         remaining = self.journal.remaining(node_entries.RunEnd.RESTORED)
-        is_undone = not remaining.needs_undo
+        is_undone = remaining.remainder is not journals.Remainder.CHANGE
         is_final = is_final and is_undone
         return outcomes.failure(
             reason,

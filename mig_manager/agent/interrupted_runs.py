@@ -26,14 +26,6 @@ _FINAL = frozenset({run_status.State.SUCCESS, run_status.State.FAILED})
 _log = structlog.get_logger()
 
 
-def shows_change(view: node_object.NodeView) -> bool:
-    """Return whether the Node has the journal or the taint of a change."""
-    return (
-        well_known.JOURNAL_ANNOTATION in view.annotations
-        or well_known.RECONFIGURING_TAINT in view.taint_keys
-    )
-
-
 def read_journal(
     context: node_context.NodeContext, view: node_object.NodeView
 ) -> journals.Journal:
@@ -134,14 +126,6 @@ def resume_unlisted(context: node_context.NodeContext, view: node_object.NodeVie
         message = f"resumed {names}: paused for a MIG change that is not under way"
         context.deps.node.emit(reason="Recovered", message=message, is_warning=False)
     return True
-
-
-def has_ended(journal: journals.Journal, view: node_object.NodeView) -> bool:
-    """Return whether the run ended and its snapshot only waits for an unreachable GPU."""
-    published = run_status.published_on(view)
-    return not journal.needs_undo or (
-        run_status.was_active(published) and journal.has_only_gpu_entries
-    )
 
 
 def read_saved(host_copy_file: ports.SavedText, view: node_object.NodeView) -> str:

@@ -41,7 +41,8 @@ def of_record(record: requests.RequestRecord) -> dict[str, str | None]:
 
 def of_journal(journal: journals.Journal) -> node_object.NodePatch:
     """Return the patch with the journal; an empty one removes the annotation."""
-    text = None if journal.is_empty else journal.to_json()
+    is_empty = journal.remainder is journals.Remainder.NOTHING
+    text = None if is_empty else journal.to_json()
     return node_object.NodePatch(annotations={well_known.JOURNAL_ANNOTATION: text})
 
 

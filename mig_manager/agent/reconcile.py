@@ -184,7 +184,7 @@ class Reconciler:
     def _is_change_put_back(self, view: node_object.NodeView) -> bool:
         """Return whether another program put back a change that this agent has ended."""
         return self._is_run_open(view) or (
-            self._series.journal.is_empty and interrupted_runs.shows_change(view)
+            self._has_empty_journal and self._series.has_remainder(view)
         )
 
     def _publish_faults(self, gpus: model.ObservedGpus, *, why_not: str) -> repairing.Decision:
@@ -209,13 +209,13 @@ class Reconciler:
         """
         self._series.forget_request()
         view = self._context.publisher.read()
-        if interrupted_runs.shows_change(view) or not self._series.journal.is_empty:
+        if self._series.has_remainder(view):
             self._series.undo()
             view = self._context.publisher.read()
         if self._is_run_open(view):
             self._series.end_pending("the label was removed")
         are_resumed = interrupted_runs.resume_unlisted(self._context, view)
-        if self._series.journal.is_empty:
+        if self._has_empty_journal:
             self._admit_workloads(view)
         if self._deps.slots is not None:
             self._deps.slots.release()
@@ -225,7 +225,7 @@ class Reconciler:
         else:
             self._publish_without_request(gpus, view)
         self._deps.telemetry.nothing_requested()
-        return must_retry or not (are_resumed and self._series.journal.is_empty)
+        return must_retry or not (are_resumed and self._has_empty_journal)
 
     def _admit_workloads(self, view: node_object.NodeView) -> None:
         """Remove start-up taints: without a request, workloads need not wait for a layout."""
@@ -282,9 +282,9 @@ class Reconciler:
         """
         journal = self._series.journal
         is_going_down = journal.node.rebooted_from == (self._deps.boot_id or "unknown")
-        if is_going_down or (journal.is_empty and not self._series.lacks_outcome):
+        if is_going_down or (self._has_empty_journal and not self._series.lacks_outcome):
             return
-        key = self._series.record.key if journal.is_empty else journal.key
+        key = self._series.record.key if self._has_empty_journal else journal.key
         is_host_changed = journal.host != journals.HostEntries()
         if is_host_changed or self._is_run_open(self._context.publisher.read()):
             try:
@@ -295,6 +295,11 @@ class Reconciler:
         elif self._deps.slots is not None:
             # A run that waited for the lock has left it.
             self._deps.slots.release()
+
+    @property
+    def _has_empty_journal(self) -> bool:
+        """Whether the journal of the last attempt has no entry."""
+        return self._series.journal.remainder is journals.Remainder.NOTHING
 
     def _is_run_open(self, view: node_object.NodeView) -> bool:
         """Return whether the node shows a run under way, or keeps pods away for one."""

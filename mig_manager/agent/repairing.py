@@ -15,7 +15,7 @@ from mig_manager.agent import attempt_series, attempts, layout_request, node_con
 from mig_manager.agent.pods import unreachable_gpus
 from mig_manager.core import messages, model, ports
 from mig_manager.core.node.devices import claims
-from mig_manager.core.records import gpu_recovery, gpu_repair, requests, run_status
+from mig_manager.core.records import gpu_recovery, gpu_repair, journals, requests, run_status
 from mig_manager.core.settings import node_settings
 
 DRIFTED = "the GPUs do not have the requested layout"
@@ -72,7 +72,7 @@ def repair(
             _repair(attempt)
             return
         _postpone(attempt, why)
-    if not series.journal.is_empty:
+    if series.journal.remainder is not journals.Remainder.NOTHING:
         # The layout's run would not restore the instances of a GPU that awaits a reset. It meets
         # the same lock, and reports it.
         with contextlib.suppress(errors.LockedError):

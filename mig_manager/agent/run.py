@@ -32,7 +32,7 @@ from mig_manager.agent.phases import (
 )
 from mig_manager.core import messages, pod_rights
 from mig_manager.core.planner import vgpus
-from mig_manager.core.records import run_status
+from mig_manager.core.records import journals, run_status
 
 _log = structlog.get_logger()
 
@@ -111,7 +111,8 @@ def _steps(attempt: attempts.Attempt) -> outcomes.Outcome:
     try:
         target = resolving.resolve(attempt)
     except (errors.ConfigError, errors.LayoutError) as error:
-        return verification.verify_unchanged(attempt, resolving.keep_verified(attempt, error))
+        gpus = resolving.keep_verified(attempt, error)
+        return verification.verify_unchanged(attempt, gpus, attempt.journal.gpus.snapshots)
     gpus = resolving.observed_for(attempt, target)
     if isinstance(target, targets.LayoutTarget):
         resolving.record_content(attempt, target, gpus)
@@ -123,7 +124,7 @@ def _steps(attempt: attempts.Attempt) -> outcomes.Outcome:
         return verification.verify_unchanged(attempt, gpus, snapshots)
     only_restores = isinstance(attempt.rights.pods, pod_rights.RestoreOnly)
     is_new = attempt.is_first and not (only_restores or attempt.is_repair)
-    if is_new and attempt.journal.is_empty:
+    if is_new and attempt.journal.remainder is journals.Remainder.NOTHING:
         # Asking kubelet may take long, and the label's author should see a reaction.
         attempt.recorder.enter(run_status.Phase.RESOLVE, "checking which pods use the GPUs")
     change = change_checks.require_possible(attempt, inputs)

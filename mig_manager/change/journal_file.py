@@ -44,7 +44,7 @@ class FileRecorder:
         """
         before = self.journal
         self.journal = dataclasses.replace(before, boot_id=self.deps.boot_id, **fields)
-        if not self.journal.is_empty:
+        if self.journal.remainder is not journals.Remainder.NOTHING:
             try:
                 self.deps.journal.save(self.journal.to_json())
             except errors.ConfigError as error:

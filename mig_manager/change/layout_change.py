@@ -230,7 +230,7 @@ class LayoutChange:
             if error.reason.is_mode_pending:
                 with contextlib.suppress(errors.MigManagerError):
                     self._keep_pending_modes(self.deps.gpus.observe())
-            if not self.recorder.journal.is_empty:
+            if self.recorder.journal.remainder is not journals.Remainder.NOTHING:
                 error.add(journal_file.RETRIED_LATER)
             raise
         return plans.ApplyResult(

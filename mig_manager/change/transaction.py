@@ -104,7 +104,7 @@ class Transaction:
             # The error of the change, with what became of the rollback.
             raise
         unrestored = target.unrestored_snapshots(current.gpus, current.snapshots)
-        self._keep(unrestored, is_stale=bool(current.executed))
+        self._keep(unrestored, is_verified=True, is_stale=bool(current.executed))
         return current.gpus, current.executed
 
     def _begin(
@@ -252,12 +252,18 @@ class Transaction:
         uuids = {gpu.uuid for gpu in snapshots}
         return (*(gpu for gpu in self.kept_snapshots if gpu.uuid not in uuids), *snapshots)
 
-    def _keep(self, snapshots: model.Snapshots, *, is_stale: bool = False) -> None:
+    def _keep(
+        self, snapshots: model.Snapshots, *, is_verified: bool = False, is_stale: bool = False
+    ) -> None:
         """Record snapshots for a later rollback, and whether device files became stale."""
         gpus = self.recorder.journal.gpus
-        has_stale_files = is_stale or gpus.has_stale_files
         self.recorder.set_journal(
-            gpus=dataclasses.replace(gpus, snapshots=snapshots, has_stale_files=has_stale_files)
+            gpus=dataclasses.replace(
+                gpus,
+                snapshots=snapshots,
+                is_verified=is_verified or gpus.is_verified,
+                has_stale_files=is_stale or gpus.has_stale_files,
+            )
         )
 
     def refresh(self) -> None:

@@ -127,17 +127,16 @@ def test_remnants_of_an_interrupted_run_are_named(cluster_rig: DoctorCluster) ->
 def test_a_journal_of_an_unreachable_gpu_is_not_an_interrupted_run(
     cluster_rig: DoctorCluster,
 ) -> None:
-    entries = journals.GpuEntries(snapshots=tuple(gpu.snapshot for gpu in samples.balanced_gpu()))
-    journal = journals.Journal(layout="all-1g.5gb", gpus=entries).to_json()
+    snapshots = tuple(gpu.snapshot for gpu in samples.balanced_gpu())
 
-    def examine(state: str) -> Findings:
-        labels = {well_known.STATE_LABEL: state}
-        annotations = {well_known.JOURNAL_ANNOTATION: journal}
-        cluster_rig.write(labels=labels, annotations=annotations)
+    def examine(*, is_verified: bool) -> Findings:
+        entries = journals.GpuEntries(snapshots=snapshots, is_verified=is_verified)
+        journal = journals.Journal(layout="all-1g.5gb", gpus=entries).to_json()
+        cluster_rig.write(annotations={well_known.JOURNAL_ANNOTATION: journal})
         return cluster_rig.examine()
 
-    assert "interrupted-run" not in examine("success").failing
-    assert "interrupted-run" in examine("failed").failing
+    assert "interrupted-run" not in examine(is_verified=True).failing
+    assert "interrupted-run" in examine(is_verified=False).failing
 
 
 @pytest.mark.parametrize("state", ["success", pytest.param("failed", marks=pytest.mark.slow)])

@@ -10,7 +10,7 @@ from mig_manager.agent import attempts, outcomes
 from mig_manager.agent.drift import checks, verdicts
 from mig_manager.agent.pods import device_plugin, device_usage, schedulability, withdrawing
 from mig_manager.core.objects import node_object
-from mig_manager.core.records import node_entries, readiness, run_status
+from mig_manager.core.records import journals, node_entries, readiness, run_status
 
 _DRIVER_AWAY = (reasons.Reason.DRIVER_NOT_LOADED, reasons.Reason.DRIVER_LIBRARY_MISMATCH)
 """The driver is unloaded, or was upgraded on the host and must be reloaded."""
@@ -162,7 +162,8 @@ def _remove_phantoms(
         failed = attempt.failure(refused.reason, refused.message)
         # If the layout is active, no run is needed, and the next drift check retries.
         remaining = attempt.journal.remaining(node_entries.RunEnd.RESTORED)
-        attempt.recorder.finish(dataclasses.replace(failed, should_retry=remaining.needs_undo))
+        should_retry = remaining.remainder is journals.Remainder.CHANGE
+        attempt.recorder.finish(dataclasses.replace(failed, should_retry=should_retry))
     elif refused is None and memory.has_phantoms:
         _finish_active_again(attempt)
     return refused is not None

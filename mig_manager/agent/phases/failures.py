@@ -9,7 +9,7 @@ from mig_manager.agent import attempts, outcomes
 from mig_manager.agent.phases import resolving, rolling_back, services_and_hooks, verification
 from mig_manager.agent.pods import pausing
 from mig_manager.core import messages, pod_rights
-from mig_manager.core.records import change_failures, requests, run_status
+from mig_manager.core.records import change_failures, journals, requests, run_status
 
 _log = structlog.get_logger()
 
@@ -102,10 +102,11 @@ def undo_interrupted(attempt: attempts.Attempt) -> None:
         _log.warning("rollback_pending", config=attempt.request.layout, why=result)
         return
     done = f"restored the node after an interrupted run for {name}"
-    if remaining.needs_undo:
+    is_partial = remaining.remainder is journals.Remainder.CHANGE
+    if is_partial:
         done = f"an interrupted run for {name} is only partly undone"
     attempt.deps.node.emit(
         reason="Recovered",
         message=messages.join(done, result),
-        is_warning=remaining.needs_undo,
+        is_warning=is_partial,
     )

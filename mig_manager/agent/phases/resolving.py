@@ -8,6 +8,7 @@ from mig_manager.agent.phases import targets
 from mig_manager.agent.pods import unreachable_gpus
 from mig_manager.core import messages, model
 from mig_manager.core.layout import available_layouts, selection
+from mig_manager.core.records import journals
 
 _ABOUT_FILE = frozenset({reasons.Reason.INVALID_CONFIG, reasons.Reason.UNKNOWN_CONFIG})
 
@@ -120,20 +121,21 @@ def keep_verified(attempt: attempts.Attempt, error: errors.MigManagerError) -> m
     Otherwise a typo in the file would fail every node, although their layouts are active.
 
     Raises:
-        MigManagerError: ``error``, unless it is about the file and the layout is active.
+        MigManagerError: ``error``, unless it is about the file and the layout is active. Also if a
+            GPU is back that an earlier change has not restored: the end of the run restores it.
     """
     record = attempt.record
     verified, applied = record.verified, record.applied_fingerprints
     if not (
         is_about_file(attempt, error)
-        and not attempt.journal.needs_undo
+        and attempt.journal.remainder is not journals.Remainder.CHANGE
         and verified
         and verified.is_as_applied
         and applied
     ):
         raise error
     gpus = observe_and_record(attempt)
-    if not applied.has_same(gpus):
+    if not (applied.has_same(gpus) and attempt.journal.gpus.are_unreachable(gpus)):
         raise error
     attempt.recorder.set_status(
         content_hash=verified.content_hash,

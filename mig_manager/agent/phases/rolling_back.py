@@ -73,7 +73,8 @@ def roll_back(attempt: attempts.Attempt) -> str:
         restore_persistence(attempt, now)
         # Instances that others create from now on must not count as the change's.
         snapshots = planner.trim(now, snapshots)
-        attempt.recorder.set_journal(gpus=attempt.journal.gpus.with_snapshots(snapshots))
+        gpus = dataclasses.replace(attempt.journal.gpus, snapshots=snapshots)
+        attempt.recorder.set_journal(gpus=gpus)
         change = attempt.new_transaction(
             require_unused=functools.partial(device_usage.require_unallocated, attempt.deps)
         )
@@ -85,7 +86,12 @@ def roll_back(attempt: attempts.Attempt) -> str:
         # Else a pod that is bound after the last check could get a device to be destroyed.
         message = "undoing an interrupted change"
         tainted = dataclasses.replace(attempt.journal.node, has_reconfiguring_taint=True)
-        attempt.recorder.enter(run_status.Phase.ROLL_BACK, message, node=tainted)
+        attempt.recorder.enter(
+            run_status.Phase.ROLL_BACK,
+            message,
+            node=tainted,
+            gpus=attempt.journal.gpus.with_snapshots(snapshots),
+        )
         pods = pausing.await_admission(uninterrupted, attempt.deps.workloads.list())
         extra_clients = device_usage.read_extra_clients(attempt.deps)
         pausing.pause_clients(uninterrupted, plan, pods, extra_clients)

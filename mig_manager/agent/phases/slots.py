@@ -11,7 +11,7 @@ from mig_manager.agent import attempts
 from mig_manager.agent.phases import resolving
 from mig_manager.agent.pods import withdrawing
 from mig_manager.core import ports, timing
-from mig_manager.core.records import run_status
+from mig_manager.core.records import journals, run_status
 
 _BACKOFF = timing.Backoff(first_s=0.25, max_s=10.0, jitter=random.random)
 """Fast enough even if many nodes wait, because they ask at random times."""
@@ -36,7 +36,7 @@ def wait(attempt: attempts.Attempt) -> None:
     journal = attempt.journal
     if slots is None or journal.node.blocks_workloads:
         return
-    if not journal.needs_undo and _changes_nothing(attempt):
+    if journal.remainder is not journals.Remainder.CHANGE and _changes_nothing(attempt):
         return
     waiting = dataclasses.replace(attempt.new_wait(math.inf), backoff=_BACKOFF)
     published, published_at_s = "", -math.inf
@@ -82,7 +82,8 @@ def _changes_nothing(attempt: attempts.Attempt) -> bool:
     """Return whether the layout is active, or cannot be resolved or planned now.
 
     An error of the plan, even if it passes soon, costs no slot; ``require`` then stops a run that
-    has a plan after all.
+    has a plan after all. If a GPU of an earlier change is back, even a run that fails restores it,
+    and needs a slot.
 
     Raises:
         LockedError: Another manager is at work.
@@ -93,6 +94,11 @@ def _changes_nothing(attempt: attempts.Attempt) -> bool:
         with attempt.hold_lock(
             f"planning layout {attempt.request.layout}", lock_wait, changes_gpus=False
         ):
+            entries = attempt.journal.gpus
+            if entries.snapshots and not entries.are_unreachable(
+                resolving.observe_and_record(attempt)
+            ):
+                return False
             target = resolving.resolve(attempt)
             return target.plan(resolving.observed_for(attempt, target)).is_empty
     except errors.LockedError:

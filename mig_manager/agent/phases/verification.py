@@ -11,7 +11,7 @@ from mig_manager.agent.phases import services_and_hooks
 from mig_manager.agent.pods import node_advertisers, paused_clients, resuming, schedulability
 from mig_manager.core import messages, model
 from mig_manager.core.objects import well_known
-from mig_manager.core.records import run_status
+from mig_manager.core.records import journals, run_status
 
 _log = structlog.get_logger()
 
@@ -60,10 +60,12 @@ def verify_unchanged(
     unverified = tuple(gpu for gpu in snapshots if gpu not in unrestored)
     is_stale = interrupted.gpus.has_stale_files or bool(unverified)
     attempt.recorder.set_journal(
-        gpus=dataclasses.replace(interrupted.gpus, snapshots=unrestored, has_stale_files=is_stale)
+        gpus=dataclasses.replace(
+            interrupted.gpus, snapshots=unrestored, is_verified=True, has_stale_files=is_stale
+        )
     )
     attempt.forget_former_layout()
-    if unverified or not interrupted.has_only_gpu_entries:
+    if unverified or attempt.journal.remainder is journals.Remainder.CHANGE:
         return _finish_interrupted(attempt, gpus, snapshots)
     if is_stale:
         attempt.new_transaction().refresh()

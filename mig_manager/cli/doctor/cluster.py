@@ -174,12 +174,11 @@ def _interrupted_run(facts: Facts) -> Iterator[Finding]:
     view = facts.node.require()
     traces = [f"{key} is paused" for key, v in view.labels.items() if well_known.is_paused(v)]
     text = view.annotations.get(well_known.JOURNAL_ANNOTATION)
-    journal = journals.parse_or_none(text)
-    is_success = view.labels.get(well_known.STATE_LABEL) == run_status.State.SUCCESS.value
-    if journal and journal.has_only_persistence:
-        yield persistence_off(journal.gpus.persistent_gpus)
-    elif text and not (is_success and journal and journal.has_only_gpu_entries):
+    journal = journals.parse_or_none(text) if text else journals.NONE
+    if journal is None or journal.remainder is journals.Remainder.CHANGE:
         traces.append("there is a journal")
+    elif journal.remainder is journals.Remainder.PERSISTENCE:
+        yield persistence_off(journal.gpus.persistent_gpus)
     if well_known.RECONFIGURING_TAINT in view.taint_keys:
         traces.append(f"the node has the taint {well_known.RECONFIGURING_TAINT}")
     is_unreadable = well_known.UNREADABLE_JOURNAL_ANNOTATION in view.annotations

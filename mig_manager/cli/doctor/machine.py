@@ -288,7 +288,7 @@ def _journal_file(facts: Facts) -> Iterator[Finding]:
     journal = _record(path, files.JournalFile(path).read, journals.Journal.from_json)
     if journal is None:
         yield _file(path, "no change is in progress")
-    elif journal.has_only_persistence:
+    elif journal.remainder is journals.Remainder.PERSISTENCE:
         yield persistence_off(journal.gpus.persistent_gpus)
     else:
         yield warn(

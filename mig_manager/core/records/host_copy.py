@@ -12,7 +12,7 @@ def to_json(record: requests.RequestRecord, journal: journals.Journal) -> str:
     """Return the text to save: a record, with the entries that no write to the Node restores."""
     data = json.loads(record.to_json())
     remaining = journal.remaining(node_entries.RunEnd.RESTORED)
-    if not remaining.is_empty:
+    if remaining.remainder is not journals.Remainder.NOTHING:
         data[_JOURNAL] = remaining.to_json()
     return json.dumps(data)
 

@@ -36,7 +36,7 @@ def infer(
         and labels.get(well_known.APPLIED_LABEL) in (None, published.layout)
     )
     was_verified = run_status.was_active(published) or has_failed_early
-    is_verified = was_verified and journal.has_only_gpu_entries
+    is_verified = was_verified and journal.remainder is not journals.Remainder.CHANGE
     is_custom = bool(published.annotation_hash)
     return requests.RequestRecord(
         layout=published.layout,

@@ -7,6 +7,7 @@ only.
 """
 
 import dataclasses
+import enum
 import json
 from collections.abc import Mapping
 from typing import Any, TypedDict
@@ -54,22 +55,29 @@ class GpuEntries:
     """Changes of the GPUs to undo or to finish."""
 
     snapshots: model.Snapshots = ()
-    """The GPUs before the change under way, for the rollback. Empty before the change and once it
-    is verified or undone."""
+    """The GPUs before the change, for a rollback. Empty before the change. Once it is verified or
+    undone, only GPUs that were unreachable then remain, to be restored when they are back."""
+    is_verified: bool = False  # whether the change of the snapshots was verified
     has_stale_files: bool = False
     """Whether device nodes and CDI specs may be stale, even without snapshots."""
     persistent_gpus: tuple[str, ...] = ()
     """UUIDs of GPUs whose persistence mode was switched off for a reset, until it is on again."""
 
     def with_snapshots(self, snapshots: model.Snapshots) -> "GpuEntries":
-        """Return the entries with other snapshots."""
-        return dataclasses.replace(self, snapshots=snapshots)
+        """Return the entries with the snapshots of a change that is not verified."""
+        return dataclasses.replace(self, snapshots=snapshots, is_verified=False)
+
+    def are_unreachable(self, gpus: model.ObservedGpus) -> bool:
+        """Return whether all GPUs of the snapshots are unreachable: none can be restored now."""
+        return gpus.unreachable_snapshots(self.snapshots) == self.snapshots
 
     def to_data(self) -> dict[str, Any]:
         """Return the members of the journal's JSON."""
         data: dict[str, Any] = {}
         if self.snapshots:
             data["snapshot"] = snapshot_codec.to_data(self.snapshots)
+        if self.snapshots and self.is_verified:
+            data["verified"] = True
         if self.has_stale_files:
             data["staleFiles"] = True
         if self.persistent_gpus:
@@ -84,10 +92,21 @@ class GpuEntries:
             raise ValueError(f"persistentGpus has {len(uuids)} UUIDs")
         return GpuEntries(
             snapshots=snapshot_codec.from_data(data.get("snapshot", [])),
+            is_verified=data.get("verified") is True,
             has_stale_files=data.get("staleFiles") is True,
             # Only UUIDs of observed GPUs have an effect, so other texts are harmless.
             persistent_gpus=tuple(uuids),
         )
+
+
+class Remainder(enum.Enum):
+    """What remains to be done for the changes of a journal."""
+
+    NOTHING = "nothing"
+    PERSISTENCE = "persistence mode is to be switched on again"
+    LATER = "device files are stale, or a verified change has not restored an unreachable GPU"
+    """The next run does that, whatever it applies. No change is under way."""
+    CHANGE = "node, host or GPUs must be restored: a run is under way, or was interrupted"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,29 +136,15 @@ class Journal:
         return run_status.RequestKey(self.layout, self.annotation_hash)
 
     @property
-    def is_empty(self) -> bool:
-        """Whether there is nothing to restore, and nothing to refresh."""
-        return self.has_only_gpu_entries and self.gpus == GpuEntries()
-
-    @property
-    def needs_undo(self) -> bool:
-        """Whether node, host or GPUs must be restored: a run is under way, or was interrupted."""
-        return not self.has_only_gpu_entries or bool(self.gpus.snapshots)
-
-    @property
-    def has_only_persistence(self) -> bool:
-        """Whether the change has ended, and only persistence mode is to be switched on again."""
-        uuids = self.gpus.persistent_gpus
-        is_only_entry = self.gpus == GpuEntries(persistent_gpus=uuids)
-        return bool(uuids) and is_only_entry and self.has_only_gpu_entries
-
-    @property
-    def has_only_gpu_entries(self) -> bool:
-        """Whether node and host are restored: after a success, GPUs that were unreachable remain.
-
-        That is so for an empty journal, too.
-        """
-        return self.node == node_entries.NodeEntries() and self.host == HostEntries()
+    def remainder(self) -> Remainder:
+        """What remains to be done; of several, the greatest."""
+        gpus = self.gpus
+        is_restored = self.node == node_entries.NodeEntries() and self.host == HostEntries()
+        if not is_restored or (gpus.snapshots and not gpus.is_verified):
+            return Remainder.CHANGE
+        if gpus.snapshots or gpus.has_stale_files:
+            return Remainder.LATER
+        return Remainder.PERSISTENCE if gpus.persistent_gpus else Remainder.NOTHING
 
     @property
     def without_creations(self) -> "Journal":

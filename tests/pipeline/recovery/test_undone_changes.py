@@ -7,6 +7,7 @@ import pytest
 from mig_manager import errors
 from mig_manager.agent.drift import actions
 from mig_manager.core import model, steps
+from mig_manager.core.fleet import slots
 from mig_manager.core.objects import well_known
 from mig_manager.core.records import journals, run_status
 from mig_manager.reasons import Reason
@@ -173,6 +174,51 @@ def test_unreachable_gpu_outside_the_layout_is_restored_later(*, is_restarted: b
     assert agents.run(rig, "second-alone", by=agent).state is run_status.State.SUCCESS
     assert ends.is_as_before(rig, [before])
     assert pending(rig) == ()
+
+
+@pytest.mark.parametrize(
+    "layouts",
+    [None, ONE_OF_THEM, agents.LAYOUTS_TEXT],
+    ids=["the same agent", "a new agent", "the file lacks it"],
+)
+def test_an_active_layout_stays_so_beside_an_unreachable_gpu(layouts: str | None) -> None:
+    rig, before = node_with_lost_gpu()
+    rig.slots.are_limited = True
+    agent = agents.start(rig, "second-alone", layouts=ONE_OF_THEM)
+    assert agents.run(rig, "second-alone", by=agent).reason is Reason.APPLIED
+    rig.slots.denials = [slots.Denial(limit=1, changing=("node-b",))]
+    rig.forget_past()
+    if layouts is not None:
+        agent = agents.start(rig, "second-alone", layouts=layouts)
+
+    outcome = agents.run(rig, "second-alone", by=agent)
+
+    assert outcome.reason is Reason.ALREADY_APPLIED, outcome.message
+    assert "slots.take" not in rig.log
+    assert "pending" not in rig.node_object.states
+    assert "Recovered" not in rig.node_object.events
+    assert pending(rig) == (before.uuid,)
+
+    rig.driver.lost.clear()
+    agents.run(rig, "second-alone", by=agent)
+    assert "slots.take" in rig.log
+    assert ends.is_as_before(rig, [before])
+
+
+def test_a_failed_request_is_retried_once_an_unreachable_gpu_is_back() -> None:
+    rig, before = node_with_lost_gpu()
+    agent = agents.start(rig, "second-alone", layouts=ONE_OF_THEM)
+    agents.run(rig, "second-alone", by=agent)
+
+    outcome = agents.run(rig, "missing", by=agent)
+
+    assert outcome.reason is Reason.UNKNOWN_CONFIG
+    assert not outcome.should_retry
+    assert agent.check_drift("missing", outcome) is actions.Action.REST
+    rig.driver.lost.clear()
+    assert agent.check_drift("missing", outcome) is actions.Action.RUN
+    agents.run(rig, "missing", by=agent)
+    assert ends.is_as_before(rig, [before])
 
 
 def test_without_a_request_an_unreachable_gpu_is_restored_later() -> None:

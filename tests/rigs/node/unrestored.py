@@ -40,8 +40,10 @@ def on_node(
     )
     labels = deploy_labels(view.labels)
     is_paused = well_known.PAUSED_VALUE in labels.values()
+    nothing = journals.Remainder.NOTHING
+    is_kept = kept.remainder is not nothing or bool(text and journal.remainder is nothing)
     return [
-        *([f"journal {text}"] if not kept.is_empty or (text and journal.is_empty) else []),
+        *([f"journal {text}"] if is_kept else []),
         *([f"paused {labels}"] if is_paused or deployed not in (None, labels) else []),
         *(["cordon"] if view.is_unschedulable is not is_cordoned else []),
         *(
