@@ -1,7 +1,5 @@
 """Read what interrupted runs and earlier agents left: journal, record, labels and taint."""
 
-import dataclasses
-
 import structlog
 
 from mig_manager import errors
@@ -13,15 +11,12 @@ from mig_manager.core.records import (
     host_copy,
     inferred_requests,
     journals,
-    node_entries,
     requests,
     run_status,
 )
 
 _MAX_KEPT_CHARACTERS = 16 * 1024
 """Maximum length of a saved invalid journal: enough to inspect, and small for a Node object."""
-
-_FINAL = frozenset({run_status.State.SUCCESS, run_status.State.FAILED})
 
 _log = structlog.get_logger()
 
@@ -31,20 +26,12 @@ def read_journal(
 ) -> journals.Journal:
     """Return the journal of an interrupted run, of the Node or the copy on the host.
 
-    An invalid one is moved to another annotation of the Node.
-
-    If the Node has lost it, or it is invalid, the host has a copy of the entries that no write to
-    the Node restores. The taint is always recognized by its key, and ``resume_unlisted`` finds
-    paused labels by their value; a cordon is left to people. A copy is outdated after a success or
-    a failure that is not retried, and if the status is about another request.
-
-    A reset waits for no write to the Node, so the GPUs whose persistence mode is off are always
-    read from the host as well.
+    An invalid one is moved to another annotation of the Node. ``resume_unlisted`` finds paused
+    labels that it listed; a cordon is left to people.
 
     Raises:
         ClusterError: The API refused or does not answer.
     """
-    deps = context.deps
     text = view.annotations.get(well_known.JOURNAL_ANNOTATION)
     journal: journals.Journal | None = None
     if text is not None:
@@ -52,21 +39,8 @@ def read_journal(
             journal = journals.Journal.from_json(text)
         except ValueError as error:
             _set_aside(context, text, error)
-    copy = host_copy.parse_journal(_read_host(deps.host_copy_file))
-    if journal is not None:
-        own_entries = node_entries.without_foreign_labels(journal.node, view)
-        journal = dataclasses.replace(journal, node=own_entries)
-    else:
-        journal = copy if copy and not _is_outdated(copy, view) else journals.NONE
-    has_taint = well_known.RECONFIGURING_TAINT in view.taint_keys
-    node = dataclasses.replace(journal.node, has_reconfiguring_taint=has_taint)
-    journal = dataclasses.replace(journal, node=node)
-    if copy and copy.gpus.persistent_gpus and copy.boot_id == deps.boot_id:
-        uuids = dict.fromkeys((*journal.gpus.persistent_gpus, *copy.gpus.persistent_gpus))
-        gpus = dataclasses.replace(journal.gpus, persistent_gpus=tuple(uuids))
-        boot_id = journal.boot_id or copy.boot_id
-        journal = dataclasses.replace(journal, boot_id=boot_id, gpus=gpus)
-    return journal
+    copy = host_copy.parse_journal(_read_host(context.deps.host_copy_file))
+    return host_copy.merge(journal, copy, view, boot_id=context.deps.boot_id)
 
 
 def _set_aside(context: node_context.NodeContext, text: str, error: ValueError) -> None:
@@ -85,15 +59,6 @@ def _set_aside(context: node_context.NodeContext, text: str, error: ValueError) 
         f"kept in the annotation {well_known.UNREADABLE_JOURNAL_ANNOTATION}",
         is_warning=True,
     )
-
-
-def _is_outdated(copy: journals.Journal, view: node_object.NodeView) -> bool:
-    """Return whether the journal on the Node has ended, although its copy on the host remains."""
-    published = run_status.published_on(view)
-    if published is None:
-        return view.labels.get(well_known.STATE_LABEL) == run_status.State.SUCCESS.value
-    is_final = published.state in _FINAL and not published.is_retried
-    return is_final or copy.key != published.key
 
 
 def resume_unlisted(context: node_context.NodeContext, view: node_object.NodeView) -> bool:
