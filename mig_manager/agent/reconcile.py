@@ -155,25 +155,31 @@ class Reconciler:
                 return actions.Action.HEAL
             # Before a drift is published, with the GPUs and without their use.
             gpus = attempt.status.observed_gpus
-            is_news = gpus is not None and not self._gpus.is_published(gpus)
-            repair = repairing.NOTHING
-            if not self.faults.publish_failure(observation.error, observation.message):
-                has_failed = outcome.state is run_status.State.FAILED
-                may_differ = has_failed and outcome.reason is not reasons.Reason.DRIFTED
-                is_drifted = observation.is_active is False and not may_differ
-                why_not = repairing.DRIFTED if is_drifted else ""
-                repair = self._publish_faults(observation.gpus, why_not=why_not)
+            has_changed_gpus = gpus is not None and not self._gpus.is_published(gpus)
+            decision = self._publish_checked_faults(observation, outcome)
             memory = self._drift
             if memory is None or memory.outcome is not outcome:
                 memory = verdicts.DriftMemory.after(outcome, observation.gpus)
             action, self._drift = actions.act(attempt, memory, observation, view)
-            if repair.gpus and action in (actions.Action.REST, actions.Action.RUN):
-                repairing.begin_repairs(attempt, repair)
+            if decision.gpus and action in (actions.Action.REST, actions.Action.RUN):
+                repairing.begin_repairs(attempt, decision)
                 return actions.Action.RUN
         # A run publishes them itself.
-        if action is actions.Action.REST and is_news:
+        if action is actions.Action.REST and has_changed_gpus:
             self._gpus.publish(observation.gpus)
         return action
+
+    def _publish_checked_faults(
+        self, observation: checks.Observation, outcome: outcomes.Outcome
+    ) -> repairing.Decision:
+        """Publish the faults that a drift check found; return which GPUs to repair now."""
+        if self.faults.publish_failure(observation.error, observation.message):
+            return repairing.NOTHING
+        has_failed = outcome.state is run_status.State.FAILED
+        may_differ = has_failed and outcome.reason is not reasons.Reason.DRIFTED
+        is_drifted = observation.is_active is False and not may_differ
+        why_not = repairing.DRIFTED if is_drifted else ""
+        return self._publish_faults(observation.gpus, why_not=why_not)
 
     def _read_node_and_resume_unlisted(self) -> node_object.NodeView:
         view = self._deps.node.latest(is_at_rest=True)
