@@ -1,6 +1,6 @@
 """Nodes whose agent is killed at any point: no pod is evicted without a request for it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -11,12 +11,6 @@ from tests.pipeline import agent_loop, gpu_users
 from tests.pipeline.custom_requests import CHANGED
 from tests.pipeline.requests.stories import Kill, Story
 from tests.rigs.node import agents, call_errors, nodes
-
-
-def assert_no_pod_was_evicted(story: Story, name: str, reason: Reason) -> None:
-    assert "workloads.evict" not in story.rig.log
-    assert name in story.rig.pods.names
-    assert story.reasons[-1] is reason
 
 
 def active(kill: Kill | None) -> Story:
@@ -32,7 +26,6 @@ def first_layout(kill: Kill | None) -> Story:
     story.run_agent(story.label("all-balanced"))
     nodes.add_pod_on_unowned_instances(story.rig)
     story.run_agent()
-    assert_no_pod_was_evicted(story, "foreign", Reason.DRIFTED)
     return story
 
 
@@ -45,7 +38,6 @@ def passing_failure_after_a_reboot(kill: Kill | None) -> Story:
     story.run_agent()
     story.rig.failures.remove("gpus.observe")
     story.run_agent()
-    assert_no_pod_was_evicted(story, "foreign", Reason.DRIFTED)
     return story
 
 
@@ -54,7 +46,6 @@ def unrelated_change_of_the_file(kill: Kill | None) -> Story:
     story = active(kill)
     nodes.add_pod_on_unowned_instances(story.rig)
     story.run_agent(story.file(agents.LAYOUTS_TEXT.replace("1g.5gb: 7", "1g.5gb: 6")))
-    assert_no_pod_was_evicted(story, "foreign", Reason.DRIFTED)
     return story
 
 
@@ -68,7 +59,6 @@ def new_rule_for_other_gpus(kill: Kill | None) -> Story:
     story.source.text = agents.LAYOUTS_TEXT.replace(head, head + rule)
     story.rig.driver.lost.add(story.rig.gpus[1].uuid)
     story.run_agent()
-    assert_no_pod_was_evicted(story, "foreign", Reason.DRIFTED)
     return story
 
 
@@ -82,7 +72,6 @@ def new_node_object(kill: Kill | None, record: str = "") -> Story:
     for key in (well_known.STATE_LABEL, well_known.APPLIED_LABEL):
         story.rig.node_object.labels.pop(key, None)
     story.run_agent()
-    assert_no_pod_was_evicted(story, "foreign", Reason.DRIFTED)
     return story
 
 
@@ -96,7 +85,6 @@ def request_of_another_manager(kill: Kill | None, state: str = "failed") -> Stor
     story.rig.node_object.labels[well_known.STATE_LABEL] = state
     story.rig.node_object.labels[well_known.PLUGIN_DEPLOY_LABEL] = well_known.PAUSED_VALUE
     story.run_agent()
-    assert_no_pod_was_evicted(story, "foreign", Reason.DRIFTED)
     assert story.rig.node_object.labels[well_known.PLUGIN_DEPLOY_LABEL] == "true"
     return story
 
@@ -118,7 +106,6 @@ def partitioning_ended(kill: Kill | None) -> Story:
     story.run_agent(story.label("custom"))
     end_partitioning()
     story.run_agent()
-    assert_no_pod_was_evicted(story, "affected", Reason.IN_USE)
     return story
 
 
@@ -137,7 +124,6 @@ def partitioning_ended_on_a_new_node_object(kill: Kill | None) -> Story:
 
     story.on_kill = register_again
     story.run_agent(story.label("custom"))
-    assert_no_pod_was_evicted(story, "affected", Reason.IN_USE)
     return story
 
 
@@ -149,7 +135,6 @@ def partitioning_ended_before_any_agent(kill: Kill | None) -> Story:
     )
     story.run_agent(story.label("custom"))
     story.run_agent()
-    assert_no_pod_was_evicted(story, "affected", Reason.IN_USE)
     return story
 
 
@@ -158,7 +143,6 @@ def silent_kubelet(kill: Kill | None) -> Story:
     story = Story(nodes.busy_node(), kill)
     story.rig.kubelet.is_silent = True
     story.run_agent(story.label("one-slice-changed"))
-    assert_no_pod_was_evicted(story, "affected", Reason.POD_RESOURCES_UNAVAILABLE)
     return story
 
 
@@ -169,7 +153,6 @@ def pod_that_only_kubelet_lists(kill: Kill | None) -> Story:
         {nodes.device(story.rig, 0, "2g.10gb")}
     )
     story.run_agent(story.label("one-slice-changed"))
-    assert_no_pod_was_evicted(story, "affected", Reason.DRAIN_TIMEOUT)
     return story
 
 
@@ -180,7 +163,6 @@ def process_on_a_gpu(kill: Kill | None) -> Story:
     story.rig.driver.processes = {story.rig.gpus[0].uuid: (gpu_users.process(),)}
     before = story.rig.gpus
     story.run_agent(story.label("whole"))
-    assert_no_pod_was_evicted(story, "affected", Reason.IN_USE)
     assert story.rig.gpus == before
     return story
 
@@ -192,7 +174,6 @@ def lost_mig_mode(kill: Kill | None) -> Story:
     users = (*gpu_users.processes_of_pods(story.rig, 0), service)
     story.rig.driver.processes = {story.rig.gpus[0].uuid: users}
     story.run_agent(story.label("all-balanced"))
-    assert_no_pod_was_evicted(story, "gpu1-0", Reason.IN_USE)
     return story
 
 
@@ -202,42 +183,88 @@ def phantom_devices(kill: Kill | None) -> Story:
     story.rig.pods.add("training", devices=frozenset({nodes.device(story.rig, 0, "3g.20gb")}))
     story.rig.kubelet.phantoms = {"nvidia.com/mig-7g.40gb": 2}
     story.run_agent()
-    assert_no_pod_was_evicted(story, "training", Reason.ALREADY_APPLIED)
     assert story.rig.kubelet.phantoms == {}
     return story
 
 
+def killed_everywhere(
+    make_story: Callable[[Kill | None], Story], *, loses_record: bool = False
+) -> Iterator[tuple[int | None, Story]]:
+    """Yield a story without a kill, and then with a kill at each call."""
+    undisturbed = make_story(None)
+    yield None, undisturbed
+    assert undisturbed.calls > 2
+    for at in range(undisturbed.calls):
+        story = make_story(Kill(at, loses_record))
+        assert story.kills == 1, at
+        yield at, story
+
+
 @pytest.mark.parametrize(
-    "make_story",
+    ("make_story", "pod", "reason"),
     [
-        pytest.param(first_layout, marks=pytest.mark.slow),
-        passing_failure_after_a_reboot,
-        pytest.param(unrelated_change_of_the_file, marks=pytest.mark.slow),
-        pytest.param(new_rule_for_other_gpus, marks=pytest.mark.slow),
-        new_node_object,
-        request_of_another_manager,
-        pytest.param(partitioning_ended, marks=pytest.mark.slow),
-        partitioning_ended_on_a_new_node_object,
-        pytest.param(partitioning_ended_before_any_agent, marks=pytest.mark.slow),
-        pytest.param(silent_kubelet, marks=pytest.mark.slow),
-        pytest.param(pod_that_only_kubelet_lists, marks=pytest.mark.slow),
-        process_on_a_gpu,
-        lost_mig_mode,
-        phantom_devices,
+        pytest.param(first_layout, "foreign", Reason.DRIFTED, marks=pytest.mark.slow),
+        (passing_failure_after_a_reboot, "foreign", Reason.DRIFTED),
+        pytest.param(
+            unrelated_change_of_the_file, "foreign", Reason.DRIFTED, marks=pytest.mark.slow
+        ),
+        pytest.param(new_rule_for_other_gpus, "foreign", Reason.DRIFTED, marks=pytest.mark.slow),
+        (new_node_object, "foreign", Reason.DRIFTED),
+        (request_of_another_manager, "foreign", Reason.DRIFTED),
+        pytest.param(partitioning_ended, "affected", Reason.IN_USE, marks=pytest.mark.slow),
+        (partitioning_ended_on_a_new_node_object, "affected", Reason.IN_USE),
+        pytest.param(
+            partitioning_ended_before_any_agent, "affected", Reason.IN_USE, marks=pytest.mark.slow
+        ),
+        pytest.param(
+            silent_kubelet, "affected", Reason.POD_RESOURCES_UNAVAILABLE, marks=pytest.mark.slow
+        ),
+        pytest.param(
+            pod_that_only_kubelet_lists, "affected", Reason.DRAIN_TIMEOUT, marks=pytest.mark.slow
+        ),
+        (process_on_a_gpu, "affected", Reason.IN_USE),
+        (lost_mig_mode, "gpu1-0", Reason.IN_USE),
+        (phantom_devices, "training", Reason.ALREADY_APPLIED),
     ],
 )
 def test_a_restart_at_any_point_evicts_no_pod_without_a_request(
-    make_story: Callable[[Kill | None], Story],
+    make_story: Callable[[Kill | None], Story], pod: str, reason: Reason
 ) -> None:
-    calls = make_story(None).calls
-    assert calls > 2
-    for at in range(calls):
-        assert make_story(Kill(at)).kills == 1, at
+    for at, story in killed_everywhere(make_story):
+        assert "workloads.evict" not in story.rig.log, at
+        assert pod in story.rig.pods.names, at
+        assert story.reasons[-1] is reason, at
 
 
 @pytest.mark.parametrize("state", ["success", "failed", "pending", "rebooting"])
 def test_migration_from_nvidias_manager_evicts_no_pod(state: str) -> None:
-    request_of_another_manager(None, state)
+    story = request_of_another_manager(None, state)
+
+    assert "workloads.evict" not in story.rig.log
+    assert "foreign" in story.rig.pods.names
+    assert story.reasons[-1] is Reason.DRIFTED
+
+
+@pytest.mark.parametrize(
+    ("make_story", "pod", "reason"),
+    [
+        (passing_failure_after_a_reboot, "foreign", Reason.DRIFTED),
+        pytest.param(
+            unrelated_change_of_the_file, "foreign", Reason.DRIFTED, marks=pytest.mark.slow
+        ),
+        pytest.param(partitioning_ended, "affected", Reason.IN_USE, marks=pytest.mark.slow),
+        pytest.param(
+            partitioning_ended_before_any_agent, "affected", Reason.IN_USE, marks=pytest.mark.slow
+        ),
+    ],
+)
+def test_a_record_lost_at_any_point_evicts_no_pod_without_a_request(
+    make_story: Callable[[Kill | None], Story], pod: str, reason: Reason
+) -> None:
+    for at, story in killed_everywhere(make_story, loses_record=True):
+        assert "workloads.evict" not in story.rig.log, at
+        assert pod in story.rig.pods.names, at
+        assert story.reasons[-1] is reason, at
 
 
 def another_layout(kill: Kill | None) -> Story:
@@ -247,29 +274,15 @@ def another_layout(kill: Kill | None) -> Story:
         device = nodes.device(story.rig, gpu, profile)
         story.rig.pods.add(name, devices=frozenset({device}))
     story.run_agent(story.label("one-slice-changed"))
-    assert story.reasons[-1] in {Reason.APPLIED, Reason.ALREADY_APPLIED}
-    assert story.rig.pods.names >= {"spared"}
-    assert "affected" not in story.rig.pods.names
     return story
 
 
-@pytest.mark.parametrize(
-    "make_story",
-    [
-        pytest.param(another_layout, marks=pytest.mark.slow),
-        passing_failure_after_a_reboot,
-        pytest.param(unrelated_change_of_the_file, marks=pytest.mark.slow),
-        pytest.param(partitioning_ended, marks=pytest.mark.slow),
-        pytest.param(partitioning_ended_before_any_agent, marks=pytest.mark.slow),
-    ],
-)
-def test_a_record_lost_at_any_point_evicts_no_pod_without_a_request(
-    make_story: Callable[[Kill | None], Story],
-) -> None:
-    calls = make_story(None).calls
-    assert calls > 2
-    for at in range(calls):
-        assert make_story(Kill(at, loses_record=True)).kills == 1, at
+@pytest.mark.slow
+def test_a_record_lost_at_any_point_evicts_only_for_the_request() -> None:
+    for at, story in killed_everywhere(another_layout, loses_record=True):
+        assert story.reasons[-1] in {Reason.APPLIED, Reason.ALREADY_APPLIED}, at
+        assert "spared" in story.rig.pods.names, at
+        assert "affected" not in story.rig.pods.names, at
 
 
 @pytest.mark.parametrize(
