@@ -185,6 +185,18 @@ def test_a_process_of_a_pod_that_is_evicted_blocks_no_plan() -> None:
     ends.run_to(rig, "whole", Reason.APPLIED, layouts=WHOLE)
 
 
+def test_a_process_of_a_service_that_is_stopped_blocks_no_plan() -> None:
+    rig = nodes.hosted_node()
+    rig.driver.processes = {rig.gpus[0].uuid: (process("unit nvsm.service"),)}
+    rig.callbacks.add(
+        moments.Call,
+        rig.driver.processes.clear,
+        when=lambda: not rig.host.services["nvsm.service"],
+        times=1,
+    )
+    ends.run_to(rig, "whole", Reason.APPLIED, layouts=WHOLE)
+
+
 # -- devices that no GPU has ------------------------------------------------------------------
 
 
