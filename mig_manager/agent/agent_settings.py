@@ -17,7 +17,7 @@ from mig_manager.core.settings import host_settings, node_settings, options
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class RunSettings(node_settings.LayoutSources):
+class RunSettings(node_settings.LayoutSources, node_settings.ChangeTimeouts):
     """What pipeline and loop may do, and for how long: a part of the agent's settings."""
 
     drain_timeout_s: float = options.seconds(
@@ -48,9 +48,6 @@ class RunSettings(node_settings.LayoutSources):
     )
     reboot_timeout_s: float = 600.0
     """How long the node may take to go down after a reboot was requested."""
-    lock_timeout_s: float = 30.0
-    in_use_timeout_s: float = 30.0
-    """How long to wait, after the drain, for processes that use devices to be destroyed."""
     policy: policies.Policy = dataclasses.field(default_factory=policies.Policy)
     backoff: timing.Backoff = dataclasses.field(default_factory=timing.Backoff)
 

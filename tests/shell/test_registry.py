@@ -1,5 +1,6 @@
 """Rows name modules, and no type checker follows a name."""
 
+import collections
 import dataclasses
 import importlib
 import pkgutil
@@ -32,6 +33,21 @@ def test_a_row_names_a_module_with_settings_and_their_runner(
     assert issubclass(settings, accepted)
     assert others == [console.Console, int]
     assert options.of(settings)
+
+
+@pytest.mark.parametrize(("of", "row"), ROWS)
+def test_no_two_bases_of_settings_declare_the_same_field(
+    of: command_line.Program, row: command_line.Command
+) -> None:
+    settings = of.module(row.name).Settings
+    declared = collections.Counter(
+        name
+        for base in settings.__mro__[1:]
+        for name in vars(base).get("__annotations__", {})
+        if name in {field.name for field in dataclasses.fields(settings)}
+    )
+
+    assert [name for name, bases in declared.items() if bases > 1] == []
 
 
 @pytest.mark.parametrize(

@@ -148,8 +148,11 @@ class GeneratedLayouts(enum.Enum):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class LayoutSources:
-    """Where the layouts of a node come from, besides the layout file, and how that is parsed."""
+class LayoutSources(DocumentSettings):
+    """Where the layouts of a node come from, besides the layout file, and how that is parsed.
+
+    A command can have its own ``is_lenient`` beside the agent's.
+    """
 
     generated_layouts: GeneratedLayouts = options.choice(
         "layouts generated from the GPUs: merge adds to the layout file, only replaces it, off",
@@ -162,9 +165,6 @@ class LayoutSources:
     )
     has_default_layouts: bool = False
     """Whether the layout file is the default file, which generated layouts override."""
-    is_lenient: bool = False
-    """``DocumentSettings.is_lenient`` of the node: a command can read both, its own and the
-    agent's."""
 
 
 class RepairPolicy(enum.Enum):
@@ -186,14 +186,9 @@ REPAIR = options.choosing(
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class NodeSettings(DocumentSettings):
-    """Settings that the agent and commands on a node share; durations in seconds."""
+class ChangeTimeouts:
+    """How long a change waits for other users of the GPUs; durations in seconds."""
 
-    hook_timeout_s: float = options.seconds(
-        "how long a hook may take that has no time-out of its own",
-        default=300.0,
-        minimum=options.MIN_PAUSE_S,
-    )
     in_use_timeout_s: float = options.seconds(
         "how long to retry GPUs and instances that are in use",
         default=30.0,
@@ -203,6 +198,17 @@ class NodeSettings(DocumentSettings):
         "how long to wait while another manager changes the GPUs; 0: not at all",
         default=30.0,
         group=CHANGE,
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class NodeSettings(DocumentSettings, ChangeTimeouts):
+    """Settings that the agent and commands on a node share; durations in seconds."""
+
+    hook_timeout_s: float = options.seconds(
+        "how long a hook may take that has no time-out of its own",
+        default=300.0,
+        minimum=options.MIN_PAUSE_S,
     )
     lock_file: pathlib.Path = options.path(
         "lock that keeps two managers from changing one node's GPUs",
