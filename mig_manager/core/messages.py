@@ -101,7 +101,7 @@ def join(*parts: str) -> str:
 
 
 def fit(text: str, limit: int) -> str:
-    """Cut a message at a word to some bytes of UTF-8, but keep the last sentence, the remedy."""
+    """Cut a message at a word to some bytes of UTF-8, but keep a short remedy at its end."""
     if len(text.encode()) <= limit:
         return text
     begin = 1 + max(text.rfind(f"{mark} ") for mark in _END_MARKS)
@@ -109,5 +109,5 @@ def fit(text: str, limit: int) -> str:
     keeps_last = begin > 0 and len(last.encode()) < limit // 2
     tail = _ELLIPSIS + last if keeps_last else _ELLIPSIS.rstrip()
     room = limit - len(tail.encode())
-    start = (text[:begin] or text).encode()[:room].decode(errors="ignore")
+    start = (text[:begin] if keeps_last else text).encode()[:room].decode(errors="ignore")
     return (start.rpartition(" ")[0] or start) + tail

@@ -21,6 +21,7 @@ def test_a_few_of_many_are_named_and_a_shared_cause_is_mentioned_once() -> None:
 @pytest.mark.parametrize(
     ("text", "limit", "cut"),
     [
+        ("It failed. " + "why " * 99, 40, "It failed. why why why why why why ..."),
         ("one. two.", 9, "one. two."),
         ("x" * 5000, 1024, "x" * 1020 + " ..."),
         ("äöü " * 99 + "end. Raise the timeout.", 40, "äöü äöü ... Raise the timeout."),
