@@ -31,7 +31,8 @@ class Partitioner:
         self.pulse.beat()
         is_leader = leader.campaign()
         self._parts.telemetry.leader.set(is_leader)
-        if self._was_leader and not is_leader:
+        if is_leader is not self._was_leader:
+            # A term reads the wall clock only when it is won; a lost one leaves its metrics.
             self._term = term.Term(self._parts)
         self._was_leader = is_leader
         if not is_leader:

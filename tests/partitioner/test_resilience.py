@@ -116,6 +116,18 @@ def test_budget_counts_a_node_although_our_clock_is_a_day_ahead(rig: Partitioner
     assert len(replica.kube.patches) == 2
 
 
+def test_a_clock_set_before_the_term_prolongs_no_cooldown(rig: PartitionerRig) -> None:
+    rig.clock.jump_s = -86400.0
+    replica = rig.replica(cooldown_s="600")
+    rig.clock.jump_s = 0.0
+    rig.add_node()
+    rig.add_pods("p1")
+
+    rig.pass_time(SOON_S, replica)
+
+    assert len(replica.kube.patches) == 1
+
+
 def test_the_budget_counts_a_run_although_the_agents_clock_is_behind(rig: PartitionerRig) -> None:
     rig.add_nodes("n1", "n2", "n3")
     rig.agents_ahead_s = -7200.0
