@@ -73,7 +73,9 @@ def _quantity(text: str, parts: int) -> int:
         raise ValueError(f"{text!r} is not a quantity")
     number, exponent, suffix = match.groups()
     try:
-        value = decimal.Decimal(number + (exponent or "")) * _SUFFIXES[suffix or ""] * parts
+        # The API server accepts exponents beyond those of the default context.
+        with decimal.localcontext(Emin=decimal.MIN_EMIN, Emax=decimal.MAX_EMAX):
+            value = decimal.Decimal(number + (exponent or "")) * _SUFFIXES[suffix or ""] * parts
     except ArithmeticError as err:
         raise ValueError(f"{text!r} is not a quantity") from err
     value = max(min(value, decimal.Decimal(_MAX_QUANTITY)), decimal.Decimal(-_MAX_QUANTITY))

@@ -80,7 +80,7 @@ def parse_label_selector(selector: Mapping[str, Any]) -> tuple[Requirement, ...]
 _BETWEEN = re.compile(r",(?![^(]*\))")  # commas outside of parentheses
 _KEY = r"(?P<key>[A-Za-z0-9](?:[A-Za-z0-9._/-]*[A-Za-z0-9])?)"
 _FORMS = (
-    re.compile(rf"{_KEY}\s*(?P<negated>!?)==?\s*(?P<values>[A-Za-z0-9._-]*)"),
+    re.compile(rf"{_KEY}\s*(?:(?P<negated>!)=|==?)\s*(?P<values>[A-Za-z0-9._-]*)"),
     re.compile(rf"{_KEY}\s+(?P<negated>not|)in\s*\((?P<values>[A-Za-z0-9._,\s-]*)\)"),
     re.compile(rf"{_KEY}\s*(?P<negated>)(?P<sign>[<>])\s*(?P<values>[0-9]+)"),
     re.compile(rf"(?P<negated>!?)\s*{_KEY}"),

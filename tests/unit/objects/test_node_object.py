@@ -34,13 +34,16 @@ def test_a_quantity_is_a_whole_number_rounded_up() -> None:
         "3E": 3 * 10**18,
         "100E": 2**63 - 1,
         "-1e30": 1 - 2**63,
+        "1e9999999": 2**63 - 1,
+        "-1e999999999": 1 - 2**63,
+        "1e-9999999": 1,
     }
     assert {text: api_values.parse_quantity(text) for text in values} == values
 
 
 @pytest.mark.parametrize(
     "text",
-    ["", "many", "1 k", "1kk", "1e", "1.2.3", "-", ".", "1e999999999", "1e9999999999999999999"],
+    ["", "many", "1 k", "1kk", "1e", "1.2.3", "-", ".", "1e9999999999999999999"],
 )
 def test_an_invalid_quantity_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="not a quantity"):
