@@ -245,7 +245,7 @@ class Evictions:
         return evictions.why_stalled(self._last.spent, covered, remaining)
 
     def _enter(self, message: str) -> None:
-        """Publish which pods go next, and record it as ``_record_eviction``."""
+        """Publish which pods go next, and record that the run costs pods."""
         enter = self.attempt.recorder.enter
         enter(run_status.Phase.DRAIN, message, is_draining=True, has_evicted=True)
 

@@ -17,19 +17,20 @@ from mig_manager.core.objects import pod_object, selectors, well_known
 
 
 class Eviction(enum.Enum):
-    """An answer of the Eviction API."""
+    """The outcome of one attempt to evict a pod."""
 
     ACCEPTED = "accepted"
     GONE = "gone"
-    BLOCKED = "blocked"  # 429: a PodDisruptionBudget does not allow it now
+    BLOCKED = "blocked"
+    """Not possible now: a budget or a webhook refuses it, or the pods must be listed again."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class EvictionResponse:
-    """The API server's answer to an eviction."""
+    """The outcome of an eviction, and when to try again."""
 
     answer: Eviction
-    why: str = ""  # the server's explanation if it is BLOCKED
+    why: str = ""  # the explanation if it is BLOCKED
     retry_after_s: float = 0.0  # how long the server asks to wait before the next attempt
 
 
