@@ -89,6 +89,17 @@ def test_plan_names_gpus_that_must_be_idle_for_a_mode() -> None:
     assert nothing.endswith("Layout all-balanced is already active: nothing to do.")
 
 
+def test_a_plan_of_the_mode_alone_calls_gpus_in_it_unchanged() -> None:
+    active = with_layout("all-balanced").deps.gpus.observe()
+
+    first, second = drawn(plans.plan(active, layout("first-only"), is_mode_only=True)).split(
+        "\n\n"
+    )[:2]
+
+    assert " · unchanged · " in first
+    assert " · not in this layout · " in second
+
+
 def test_a_failed_check_says_how_a_gpu_differs() -> None:
     checked = plans.plan(with_layout("all-balanced").deps.gpus.observe(), layout("one-slice"))
 

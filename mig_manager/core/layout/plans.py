@@ -132,26 +132,27 @@ def plan(
     Raises:
         LayoutError: The layout is impossible on these GPUs.
     """
-    desired = selection.select(layout, observed)
+    desired = changed = selection.select(layout, observed)
     cancelled: tuple[model.GpuSnapshot, ...] = ()
     if is_mode_only:
-        modes = {uuid: goal.mode for uuid, goal in desired.items()}
-        desired = {
-            gpu.uuid: layouts.current(gpu, has_placements=True)
-            if gpu.current_mode is modes[gpu.uuid]
-            else model.DesiredGpu(mode=modes[gpu.uuid])
+        kept = [
+            gpu
             for gpu in observed
-            if gpu.uuid in modes
-            # A pending change to the other mode is cancelled.
-            and (gpu.has_pending_mode or gpu.current_mode is not modes[gpu.uuid])
+            if gpu.uuid in desired and gpu.current_mode is desired[gpu.uuid].mode
+        ]
+        as_now = {gpu.uuid: layouts.current(gpu, has_placements=True) for gpu in kept}
+        changed = {
+            uuid: model.DesiredGpu(mode=goal.mode)
+            for uuid, goal in desired.items()
+            if uuid not in as_now
         }
+        desired = {**changed, **as_now}
+        # A pending change to the other mode is cancelled.
         cancelled = tuple(
             dataclasses.replace(gpu.snapshot, pending_mode=gpu.current_mode)
-            for gpu in observed
-            if gpu.uuid in desired and gpu.current_mode is modes[gpu.uuid]
+            for gpu in kept
+            if gpu.has_pending_mode
         )
-    kept = {gpu.uuid for gpu in cancelled}
-    changed = {uuid: goal for uuid, goal in desired.items() if uuid not in kept}
     pods: Mapping[str, tuple[str, ...]] = {}
     with selection.located(layout, observed):
         changes = planner.plan(observed, changed)
