@@ -78,9 +78,7 @@ def _of_node(
         if layout is None and {*(listed or used)} - {result.content_hash}:
             verb = "has" if listed else "last used"
             notes.append(f"its agent {verb} another layout named {layout_name}")
-        notes += [
-            messages.printable(str(remark), " ") for remark in result.planned.lenient_warnings
-        ]
+        notes += map(str, result.planned.lenient_warnings)
     return dataclasses.replace(result, notes=(*notes, *result.notes))
 
 

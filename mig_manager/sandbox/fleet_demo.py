@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from mig_manager.adapters import host
-from mig_manager.core import messages, timestamps
+from mig_manager.core import timestamps
 from mig_manager.core.display import styles
 from mig_manager.core.fleet import fleet_nodes, node_reports, overview
 from mig_manager.core.node.devices import resources
@@ -325,7 +325,7 @@ class _NodeBoard:
 
     def _add(self, who: str, text: str, tone: styles.Tone) -> None:
         at = f"{self._clock.monotonic() - self._began_s:7.2f} s"
-        line = f"{at}  {who:<6}  {messages.printable(text, ' ')}"
+        line = f"{at}  {who:<6}  {text}"
         text = self._style.fit(line, further=" " * 19)
         with self._lock:
             self._lines += [self._style.paint(each, tone) for each in text.split("\n")]

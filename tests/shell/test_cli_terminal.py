@@ -11,8 +11,9 @@ from mig_manager.cli import main
 from mig_manager.cli.toolkit import console
 from tests.rigs.shell.commandline import SPEC, Shell
 
-NASTY = "a\x1b]0;owned\x07\x1b[2J\x1b[8m\u202eb"
-"""Control sequences that name a terminal's window, clear it, hide and reverse the text after."""
+NASTY = "a\x1b]0;owned\x07\x1b[2J\x1b[8m\u202eb\x1b[31mc\nd"
+"""Control sequences that name a terminal's window, clear it, hide, reverse and colour the text
+after, and a further line."""
 
 
 @pytest.mark.parametrize(
@@ -32,6 +33,7 @@ def test_names_from_files_cannot_drive_the_terminal(
     answer = shell(*words, "-f", file, *SPEC, *state)
 
     assert all(letter.isprintable() or letter == "\n" for letter in answer.out + answer.err)
+    assert not any(line.startswith("d") for line in answer.out.splitlines())
 
 
 def test_colour_can_be_forced_and_is_off_in_a_pipe(shell: Shell) -> None:

@@ -100,5 +100,5 @@ def run(settings: Settings, terminal: console.Console) -> int:
         if is_written:
             terminal.note(line)
         else:
-            terminal.say(style.wrap(messages.printable(line, " ")))
+            terminal.say(style.wrap(line))
     return console.DONE

@@ -93,16 +93,14 @@ def table(report: DoctorReport, *, style: styles.Style) -> str:
         if finding.result is CheckResult.SKIPPED:
             skipped[finding.text].append(check)
             continue
-        # Names from the API and from processes must not control the terminal.
-        text, remedy = (messages.printable(each, " ") for each in (finding.text, finding.remedy))
-        rows.append((check, (finding.result.value, _TONES[finding.result]), text))
-        rows += [("", "", f"remedy: {remedy}")] if remedy else []
+        rows.append((check, (finding.result.value, _TONES[finding.result]), finding.text))
+        rows += [("", "", f"remedy: {finding.remedy}")] if finding.remedy else []
     # One cause, such as a missing kubeconfig, is one row.
     for why, checks in skipped.items():
         name = checks[0] if len(checks) == 1 else f"{len(checks)} checks"
         text = why if len(checks) == 1 else f"{why}: {', '.join(checks)}"
         result = CheckResult.SKIPPED.value, _TONES[CheckResult.SKIPPED]
-        rows.append((name, result, messages.printable(text, " ")))
+        rows.append((name, result, text))
     lines = tables.columns(("CHECK", "RESULT", "FOUND"), rows, style=style)
     counts = [f"{n} {result.value}" for result in CheckResult if (n := report.count(result))]
     return "\n".join([*lines, "", ", ".join(counts)])

@@ -14,7 +14,6 @@ from typing import NoReturn, Protocol, TextIO, TypeVar
 
 from mig_manager import errors, reasons
 from mig_manager.adapters.host import line_writer, process
-from mig_manager.core import messages
 from mig_manager.core.display import styles
 from mig_manager.core.files import json_text
 from mig_manager.core.settings import node_settings
@@ -186,11 +185,9 @@ class Console:
     ) -> None:
         """Write a sentence, and the remedy below it; never raises."""
         style = styles.Style(columns=self.remark_columns)
-        # Names from files and from the API must not control the terminal.
-        line = f"{self.program}: {messages.printable(text, ' ')}"
-        lines = [style.fit(line)]
+        lines = [style.fit(f"{self.program}: {text}")]
         if remedy:
-            lines.append(style.fit(f"  remedy: {messages.printable(remedy, ' ')}"))
+            lines.append(style.fit(f"  remedy: {remedy}"))
         self.remarks.put("\n".join(lines), priority)
 
     def note_error(

@@ -38,10 +38,7 @@ def status(
 
 
 def _problems(sentences: Iterable[str], style: styles.Style) -> list[str]:
-    return [
-        style.paint(style.wrap(messages.printable(sentence, " ")), styles.Tone.BAD)
-        for sentence in sentences
-    ]
+    return [style.paint(style.wrap(sentence), styles.Tone.BAD) for sentence in sentences]
 
 
 def slices(gpus: Iterable[model.Gpu]) -> str:

@@ -1,4 +1,7 @@
-"""Text for a terminal: its tones, its width, and the characters that it can show."""
+"""Text for a terminal: its tones, its width, and the characters that it can show.
+
+Names come from files, nodes and processes, and must not control a terminal.
+"""
 
 import dataclasses
 import enum
@@ -63,6 +66,7 @@ class Style:
 
     def fit(self, line: str, *, further: str = "    ") -> str:
         """Return a line that programs may parse: wrapped at a terminal only."""
+        line = messages.printable(line, " ")
         if self.table_width is None or len(line) <= self.table_width:
             return line
         return wrap_text(line, self.table_width, "", further)
@@ -94,6 +98,7 @@ class Style:
 
 def wrap_text(text: str, width: int, first: str = "", further: str = "") -> str:
     """Wrap a text; paths, labels and quoted commands stay whole, because people copy them."""
+    text = messages.printable(text, " ")
     joined = _WHOLE.sub(lambda match: match[0].replace(" ", _JOINT), text)
     return textwrap.fill(
         joined,
@@ -114,10 +119,7 @@ _PAINTED = re.compile(rf"(\x1b\[(?:0|{'|'.join(tone.value for tone in Tone if to
 
 
 def harmless(text: str) -> str:
-    """Replace characters that control terminals, other than our colours and newlines.
-
-    Names come from files, nodes and processes.
-    """
+    """Replace characters that control terminals, other than our colours and newlines."""
     parts = _PAINTED.split(text)
     parts[::2] = ["\n".join(map(messages.printable, part.split("\n"))) for part in parts[::2]]
     return "".join(parts)

@@ -20,7 +20,7 @@ def columns(
     columns stay aligned, and words whole.
     """
     table = [
-        [(cell, styles.Tone.PLAIN) if isinstance(cell, str) else cell for cell in row]
+        [_cell(*((each,) if isinstance(each, str) else each)) for each in row]
         for row in (head, *rows)
     ]
     widths = [max(len(text) for text, _ in column) for column in zip(*table, strict=True)]
@@ -39,6 +39,10 @@ def columns(
                 lines.append(f"{indent}{_GAP.join(padded)}".rstrip())
             indent = margin + _GAP
     return lines
+
+
+def _cell(text: str, tone: styles.Tone = styles.Tone.PLAIN) -> tuple[str, styles.Tone]:
+    return messages.printable(text, " "), tone
 
 
 def _lines(text: str, width: int) -> list[str]:

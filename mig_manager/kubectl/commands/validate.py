@@ -1,11 +1,10 @@
 """``kubectl mig validate``."""
 
-import dataclasses
 from collections.abc import Iterable, Sequence
 
 from mig_manager import errors
 from mig_manager.cli.toolkit import command_settings, console, validation
-from mig_manager.core import messages, model
+from mig_manager.core import model
 from mig_manager.core.fleet import node_reports
 from mig_manager.core.layout import layout_fit
 from mig_manager.core.settings import options
@@ -53,7 +52,7 @@ def run(settings: Settings, terminal: console.Console) -> int:
     from mig_manager.catalogue import hardware  # noqa: PLC0415 - reads the table of products
 
     result = layout_fit.against_products(
-        [dataclasses.replace(each, name=messages.printable(each.name)) for each in selected],
+        selected,
         source=document.source,
         templates=templates,
         # Named layouts are meant for these nodes.
