@@ -5,11 +5,12 @@ list devices only when they start.
 """
 
 import abc
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from mig_manager import errors, reasons
-from mig_manager.agent import node_context, run_recorder
+from mig_manager.agent import attempts, node_context, run_recorder
 from mig_manager.core import model, ports
+from mig_manager.core.node.devices import strategies
 from mig_manager.core.objects import pod_object
 
 
@@ -34,6 +35,18 @@ class Advertiser(abc.ABC):
         """
         must_serve = recorder.journal.node.advertisers | recorder.record.awaited
         return self.deploy_label in must_serve and labels.get(self.deploy_label) != "false"
+
+    @abc.abstractmethod
+    def why_refused(
+        self,
+        attempt: attempts.Attempt,
+        layouts: Sequence[strategies.GpuLayout],
+        pods: pod_object.Pods,
+    ) -> str:
+        """Return why it would exit with the layout's devices; empty if it would not, or unknown.
+
+        ``pods`` are the node's.
+        """
 
     @abc.abstractmethod
     def withdraw(self, deps: ports.Dependencies) -> None:

@@ -72,7 +72,7 @@ class DevicePlugin(device_advertiser.Advertiser):
         )
         return None if healthy is None else schedulable.destroyed_devices(gpus, healthy, strategy)
 
-    def unknown(
+    def why_unrestartable(
         self, deps: ports.Dependencies, gpus: model.ObservedGpus
     ) -> errors.NotReadyError | None:
         """Return the error that a plugin without a pod to restart advertises destroyed devices.
@@ -111,16 +111,12 @@ class DevicePlugin(device_advertiser.Advertiser):
 
     def why_refused(
         self,
-        plugin_config: str | None,
-        labels: Mapping[str, str],
+        attempt: attempts.Attempt,
         layouts: Sequence[strategies.GpuLayout],
         pods: pod_object.Pods,
     ) -> str:
-        """Return why it would exit with the layout's devices; empty if it would not, or unknown.
-
-        ``plugin_config`` is its config for the layout; None: as the node's ``labels`` say.
-        """
-        if plugin_config not in (None, labels.get(well_known.PLUGIN_CONFIG_LABEL)):
+        labels = attempt.node_labels
+        if attempt.plugin_config not in (None, labels.get(well_known.PLUGIN_CONFIG_LABEL)):
             # The new config may set another strategy.
             return ""
         strategy = strategies.of_plugin(pods, labels)

@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 import structlog
 
 from mig_manager import errors
-from mig_manager.agent import attempts, node_context, run_recorder
+from mig_manager.agent import attempts, node_context
 from mig_manager.agent.pods import device_advertiser
 from mig_manager.core import model, ports
 from mig_manager.core.node.devices import claims, strategies
@@ -57,14 +57,13 @@ class DraDriver(device_advertiser.Advertiser):
 
     def why_refused(
         self,
-        recorder: run_recorder.RunRecorder,
-        labels: Mapping[str, str],
+        attempt: attempts.Attempt,
         layouts: Sequence[strategies.GpuLayout],
         pods: pod_object.Pods,
     ) -> str:
-        """Return why it would exit with the layout's devices; empty if it would not."""
+        labels = attempt.node_labels
         why = claims.why_not_served(layouts)
-        if why and (self.is_awaited(recorder, labels) or _is_deployed(labels, pods)):
+        if why and (self.is_awaited(attempt.recorder, labels) or _is_deployed(labels, pods)):
             return f"the DRA driver would not start: {why}"
         return ""
 

@@ -141,11 +141,9 @@ def require_served(
     Raises:
         LayoutError: STRATEGY_MISMATCH.
     """
-    labels = attempt.node_labels
-    why = node_advertisers.DRIVER.why_refused(attempt.recorder, labels, layouts, pods)
-    why = why or node_advertisers.PLUGIN.why_refused(attempt.plugin_config, labels, layouts, pods)
-    if why:
-        raise errors.LayoutError(why, reason=reasons.Reason.STRATEGY_MISMATCH)
+    for advertiser in node_advertisers.ALL:
+        if why := advertiser.why_refused(attempt, layouts, pods):
+            raise errors.LayoutError(why, reason=reasons.Reason.STRATEGY_MISMATCH)
 
 
 def _correct_and_compare(
@@ -173,7 +171,7 @@ def _correct_and_compare(
     )
     problem = next(filter(None, problems), None)
     if problem is None and node_advertisers.PLUGIN not in present:
-        return node_advertisers.PLUGIN.unknown(context.deps, gpus)
+        return node_advertisers.PLUGIN.why_unrestartable(context.deps, gpus)
     return problem
 
 
