@@ -135,7 +135,7 @@ def _steps(attempt: attempts.Attempt) -> outcomes.Outcome:
     change, paused = draining.pause_clients(attempt, change, pod_drain)
     services_and_hooks.stop_services(attempt, inputs.services, change.plan)
     gpus = execution.execute(attempt, change, paused)
-    forced = pod_drain.removals.forced
+    forced = pod_drain.evictions.removals.forced
     notes = [f" Deleted by force: {messages.list_names(forced)}."] if forced else []
     notes += [
         f" Note: {messages.with_full_stop(warning)}"

@@ -10,7 +10,7 @@ import pytest
 
 from mig_manager.adapters import host
 from mig_manager.adapters.kubernetes import api, kube_node, lease_slots, pods, responses
-from mig_manager.core.node import evictions
+from mig_manager.core.node import eviction_rules
 from mig_manager.core.objects import pod_object, well_known
 from tests.rigs import api_objects, waiting
 from tests.rigs.cluster import account_rights, api_servers
@@ -73,14 +73,14 @@ def test_a_pod_that_is_evicted_or_deleted_stops_within_its_grace_period(
     kube: api.KubeApi, workloads: pods.KubeWorkloads, pod: pod_object.Pod, *, is_eviction: bool
 ) -> None:
     namesake = dataclasses.replace(pod, uid=OTHERS_UID)
-    assert workloads.can_evict(pod).answer is evictions.Eviction.ACCEPTED
-    assert workloads.evict(namesake).answer is evictions.Eviction.GONE
+    assert workloads.can_evict(pod).answer is eviction_rules.EvictionAnswer.ACCEPTED
+    assert workloads.evict(namesake).answer is eviction_rules.EvictionAnswer.GONE
     workloads.delete(namesake)
     (listed_pod,) = workloads.list()
     assert not listed_pod.is_terminating
 
     if is_eviction:
-        assert workloads.evict(pod).answer is evictions.Eviction.ACCEPTED
+        assert workloads.evict(pod).answer is eviction_rules.EvictionAnswer.ACCEPTED
     else:
         workloads.delete(pod)
 
@@ -94,7 +94,7 @@ def test_the_eviction_of_a_pod_that_has_gone_is_done(
 ) -> None:
     kube.delete(f"{PODS}/train", {"gracePeriodSeconds": 0})
 
-    assert workloads.evict(pod).answer is evictions.Eviction.GONE
+    assert workloads.evict(pod).answer is eviction_rules.EvictionAnswer.GONE
     workloads.delete(pod)
     assert workloads.list() == ()
 
@@ -144,7 +144,7 @@ def test_budgets_block_the_eviction_of_a_running_pod_and_are_named(
 
     for ask in (workloads.can_evict, workloads.evict):
         verdict = ask(pod)
-        assert (verdict.answer is evictions.Eviction.BLOCKED) is bool(words)
+        assert (verdict.answer is eviction_rules.EvictionAnswer.BLOCKED) is bool(words)
         assert [text for text in words if text not in verdict.why] == []
 
 
@@ -156,10 +156,10 @@ def test_a_dry_run_does_not_use_up_a_budget_and_an_eviction_does(
     where.count_disruptions(kube, "guard", 1)
 
     for pod in (one, other, one):
-        assert workloads.can_evict(pod).answer is evictions.Eviction.ACCEPTED
+        assert workloads.can_evict(pod).answer is eviction_rules.EvictionAnswer.ACCEPTED
     (before,) = workloads.budgets({"default"})
-    assert workloads.evict(one).answer is evictions.Eviction.ACCEPTED
-    assert workloads.evict(other).answer is evictions.Eviction.BLOCKED
+    assert workloads.evict(one).answer is eviction_rules.EvictionAnswer.ACCEPTED
+    assert workloads.evict(other).answer is eviction_rules.EvictionAnswer.BLOCKED
 
     (after,) = workloads.budgets({"default"})
     assert (before.allowed, after.allowed) == (1, 0)
@@ -195,7 +195,7 @@ def test_a_budget_covers_the_pods_that_the_api_server_says_it_covers(
     (budget,) = workloads.budgets({"default"})
 
     assert budget.covers(pod) is is_guarded
-    assert (workloads.can_evict(pod).answer is evictions.Eviction.BLOCKED) is is_guarded
+    assert (workloads.can_evict(pod).answer is eviction_rules.EvictionAnswer.BLOCKED) is is_guarded
     assert bool(workloads.covered_by(budget)) is is_guarded
 
 

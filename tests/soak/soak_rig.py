@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 
-from mig_manager.core.node import evictions as api_evictions
+from mig_manager.core.node import eviction_rules
 from mig_manager.core.node.daemons import clients
 from mig_manager.core.objects import pod_object, well_known
 from mig_manager.sandbox.driver import simulated_nvml, states
@@ -172,7 +172,7 @@ class Workloads(fake_cluster.FakeWorkloads):
         super().__init__(rig)
         self._served_layout = served_layout
 
-    def evict(self, pod: pod_object.Pod) -> api_evictions.EvictionResponse:
+    def evict(self, pod: pod_object.Pod) -> eviction_rules.EvictionResponse:
         devices = self._rig.kubelet.devices_by_pod
         remaining = [uid for uid, each in self._rig.pods.items() if not each.is_terminating]
         eviction = evictions.Eviction(
@@ -183,7 +183,7 @@ class Workloads(fake_cluster.FakeWorkloads):
             self._rig.state.read(),
         )
         verdict = super().evict(pod)
-        if verdict.answer is api_evictions.Eviction.ACCEPTED:
+        if verdict.answer is eviction_rules.EvictionAnswer.ACCEPTED:
             self._rig.evictions.append(eviction)
         return verdict
 

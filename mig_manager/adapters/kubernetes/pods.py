@@ -12,7 +12,7 @@ from mig_manager import errors
 from mig_manager.adapters import rest
 from mig_manager.adapters.kubernetes import api, collection, pod_claims, responses
 from mig_manager.core import timing
-from mig_manager.core.node import evictions, instance_use
+from mig_manager.core.node import eviction_rules, instance_use
 from mig_manager.core.objects import api_values, pod_object, pod_parser
 
 _BLOCKED = (http.HTTPStatus.TOO_MANY_REQUESTS, http.HTTPStatus.CONFLICT)
@@ -63,7 +63,7 @@ class KubeWorkloads:
         pods = self._claims.from_cache(watched)
         return self.list() if any(pod.has_claims and not pod.is_finished for pod in pods) else pods
 
-    def budgets(self, namespaces: Collection[str]) -> tuple[evictions.Budget, ...]:
+    def budgets(self, namespaces: Collection[str]) -> tuple[eviction_rules.Budget, ...]:
         return tuple(
             budget
             for namespace in sorted(namespaces)
@@ -71,11 +71,11 @@ class KubeWorkloads:
                 self._kube.get,
                 rest.api_path("/apis/policy/v1/namespaces", namespace, "poddisruptionbudgets"),
                 {},
-                evictions.parse_budget,
+                eviction_rules.parse_budget,
             )
         )
 
-    def covered_by(self, budget: evictions.Budget) -> pod_object.Pods:
+    def covered_by(self, budget: eviction_rules.Budget) -> pod_object.Pods:
         path = rest.api_path("/api/v1/namespaces", budget.namespace, "pods")
         selector = budget.label_selector
         query = {"labelSelector": selector} if selector else {}
@@ -101,7 +101,7 @@ class KubeWorkloads:
             if pod.uid == claimant.uid and not pod.is_finished
         )
 
-    def can_evict(self, pod: pod_object.Pod) -> evictions.EvictionResponse:
+    def can_evict(self, pod: pod_object.Pod) -> eviction_rules.EvictionResponse:
         return self.evict(pod, is_dry_run=True)
 
     def delete(self, pod: pod_object.Pod) -> None:
@@ -113,7 +113,7 @@ class KubeWorkloads:
 
     def evict(
         self, pod: pod_object.Pod, *, is_dry_run: bool = False
-    ) -> evictions.EvictionResponse:
+    ) -> eviction_rules.EvictionResponse:
         # In the Eviction alone, admission webhooks that move the pod themselves would not learn of
         # it: ``dryRun`` of an AdmissionReview comes from the request.
         query = {"dryRun": "All"} if is_dry_run else None
@@ -128,24 +128,26 @@ class KubeWorkloads:
             self._kube.post(f"{_path(pod)}/eviction", eviction, query)
         except responses.ApiError as error:
             if _is_gone(error):
-                return evictions.EvictionResponse(answer=evictions.Eviction.GONE)
+                return eviction_rules.EvictionResponse(answer=eviction_rules.EvictionAnswer.GONE)
             if is_dry_run and _is_about_dry_run(error):
                 # Nothing would ever be evicted. The budgets are counted without it.
                 _log.warning("eviction_not_checked", pod=pod.key, error=error.message)
-                return evictions.EvictionResponse(answer=evictions.Eviction.ACCEPTED)
+                return eviction_rules.EvictionResponse(
+                    answer=eviction_rules.EvictionAnswer.ACCEPTED
+                )
             # 429 is a budget's refusal. A conflict with another writer is transient, and so is the
             # 500 for a pod with two budgets if the operator removes one meanwhile.
             has_two_budgets = error.status == http.HTTPStatus.INTERNAL_SERVER_ERROR and (
                 "poddisruptionbudget" in error.explanation.lower()
             )
             if has_two_budgets or error.status in _BLOCKED or _is_denied(error):
-                return evictions.EvictionResponse(
-                    answer=evictions.Eviction.BLOCKED,
+                return eviction_rules.EvictionResponse(
+                    answer=eviction_rules.EvictionAnswer.BLOCKED,
                     why=error.explanation,
                     retry_after_s=error.retry_after_s or 0.0,
                 )
             raise
-        return evictions.EvictionResponse(answer=evictions.Eviction.ACCEPTED)
+        return eviction_rules.EvictionResponse(answer=eviction_rules.EvictionAnswer.ACCEPTED)
 
 
 class PodWatch:

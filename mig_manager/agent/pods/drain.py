@@ -1,8 +1,9 @@
 """Evict the pods that use devices a plan destroys, and wait until they are gone.
 
-``eviction`` decides which pods are evicted, in which order and within which budgets. API errors
-during the wait do not end a drain before its deadline. Without the right to evict, as with the GPU
-operator's rights, a drain waits for the pods to end, and at times tries again to evict them.
+``eviction_rounds`` decides which pods are evicted, in which order and within which budgets. API
+errors during the wait do not end a drain before its deadline. Without the right to evict, as with
+the GPU operator's rights, a drain waits for the pods to end, and at times tries again to evict
+them.
 """
 
 import dataclasses
@@ -14,9 +15,15 @@ import structlog
 
 from mig_manager import errors, reasons
 from mig_manager.agent import attempts
-from mig_manager.agent.pods import device_listing, dra_driver, drain_scope, eviction, pod_removal
+from mig_manager.agent.pods import (
+    device_listing,
+    dra_driver,
+    drain_scope,
+    eviction_rounds,
+    pod_removal,
+)
 from mig_manager.core import messages, pod_rights
-from mig_manager.core.node import evictions, gpu_use
+from mig_manager.core.node import eviction_rules, gpu_use
 from mig_manager.core.objects import pod_object
 
 _log = structlog.get_logger()
@@ -52,8 +59,7 @@ class Drain:
     scope: drain_scope.DrainScope  # of the plan
     planned_usage: gpu_use.Usage  # the use of the devices for which the plan was made
     can_replan: bool = False  # whether to return once another plan may spare pods
-    removals: pod_removal.PodRemovals  # also for earlier plans
-    evictions: eviction.Evictions
+    evictions: eviction_rounds.EvictionRounds  # also for earlier plans
     has_begun: bool  # whether an earlier attempt at this drain evicted pods
 
     @classmethod
@@ -74,8 +80,7 @@ class Drain:
             attempt=attempt,
             scope=scope,
             planned_usage=usage,
-            removals=removals,
-            evictions=eviction.Evictions(attempt=attempt, removals=removals),
+            evictions=eviction_rounds.EvictionRounds(attempt=attempt, removals=removals),
             has_begun=has_begun,
         )
 
@@ -102,7 +107,7 @@ class Drain:
         try:
             return self._run(deadline)
         finally:
-            if not self.removals.count:
+            if not self.evictions.removals.count:
                 # The API has refused the evictions that the journal lists.
                 self.attempt.recorder.set_journal(
                     is_draining=journal_before.is_draining, has_evicted=journal_before.has_evicted
@@ -169,7 +174,7 @@ class Drain:
         if not remaining:
             return DrainState(usage=usage, deadline=deadline)
         self.attempt.cancel.check()
-        progress = self.removals.progress
+        progress = self.evictions.removals.progress
         blocked = self._await_listing(usage, listing)
         if not blocked and self.can_replan and self.scope.is_outdated(self.planned_usage, usage):
             if not self._is_late(deadline):
@@ -180,7 +185,7 @@ class Drain:
         if not blocked:
             delete = self.evictions.delete
             blocked = (delete if deadline.is_forced else self._evict)(remaining)
-        if self.removals.progress > progress and self.evictions.is_rolling:
+        if self.evictions.removals.progress > progress and self.evictions.is_rolling:
             # A rolling drain lasts until successors are ready.
             deadline = self._new_deadline()
         return DrainState(usage=usage, deadline=deadline, remaining=remaining, blocked=blocked)
@@ -219,7 +224,7 @@ class Drain:
             self.attempt.settings.policy.is_forced
             and isinstance(self.scope.rights, pod_rights.Evict)
             and bool(remaining)
-            and not any(map(evictions.why_not_evictable, remaining))
+            and not any(map(eviction_rules.why_not_evictable, remaining))
         )
 
     def _latest_usage(self, deadline: Deadline) -> gpu_use.Usage | None:
@@ -274,7 +279,7 @@ class Drain:
 
         remaining = state.remaining
         causes = messages.by_cause((pod.key, cause(pod)) for pod in remaining)
-        has_evicted = self.removals.count > 0 or self.has_begun
+        has_evicted = self.evictions.removals.count > 0 or self.has_begun
         reason, more = self.evictions.why_incomplete(remaining, has_evicted=has_evicted)
         count = "1 pod still uses" if len(remaining) == 1 else f"{len(remaining)} pods still use"
         timeout_s = self.attempt.settings.drain_timeout_s
@@ -289,6 +294,8 @@ class Drain:
             # If a pod cannot be evicted at all, the next attempt evicts none. A DRA driver returns
             # only to a node without the taint.
             keeps_taint=(
-                has_evicted and evictions.are_evictable_or_ending(remaining) and not lacks_driver
+                has_evicted
+                and eviction_rules.are_evictable_or_ending(remaining)
+                and not lacks_driver
             ),
         )

@@ -8,7 +8,7 @@ import structlog
 
 from mig_manager import errors, reasons
 from mig_manager.agent import attempts, successors
-from mig_manager.core.node import evictions
+from mig_manager.core.node import eviction_rules
 from mig_manager.core.objects import pod_object
 
 RETRY_S = 5.0  # pause before retrying an eviction that the API forbade or did not answer
@@ -80,7 +80,7 @@ class PodRemovals:
     def is_pending(self, pod: pod_object.Pod) -> bool:
         """Return whether a pod is still to be evicted or deleted, and may be."""
         is_leaving = pod.is_terminating or self.result_of(pod).is_done
-        return not (is_leaving or evictions.why_not_evictable(pod))
+        return not (is_leaving or eviction_rules.why_not_evictable(pod))
 
     def why_paused(self, pod: pod_object.Pod) -> str | None:
         """Return why a pod was refused, until the server's requested pause is over."""
@@ -106,7 +106,7 @@ class PodRemovals:
     def _try_each(
         self,
         pods: Iterable[pod_object.Pod],
-        act: Callable[[pod_object.Pod], evictions.EvictionResponse],
+        act: Callable[[pod_object.Pod], eviction_rules.EvictionResponse],
         *,
         verb: str,
     ) -> dict[str, str]:
@@ -122,7 +122,7 @@ class PodRemovals:
             try:
                 response = act(pod)
                 why, pause_s = response.why, response.retry_after_s
-                if response.answer is not evictions.Eviction.BLOCKED:
+                if response.answer is not eviction_rules.EvictionAnswer.BLOCKED:
                     continue
             except errors.ClusterError as error:
                 if error.reason not in _TRANSIENT:
@@ -141,14 +141,16 @@ class PodRemovals:
             self._results[pod.uid] = PodResult(not_before_s=not_before_s, why=why, error=failure)
         return blocked
 
-    def _remove(self, listing: Listing, pod: pod_object.Pod) -> evictions.EvictionResponse:
+    def _remove(self, listing: Listing, pod: pod_object.Pod) -> eviction_rules.EvictionResponse:
         """Evict a pod, or delete it by force, and count it, also if the answer is lost."""
         self._record_eviction()
         # A request to record it may take long.
         if self._must_list_again(listing, pod):
             why = "the pods are listed again before its eviction"
-            return evictions.EvictionResponse(answer=evictions.Eviction.BLOCKED, why=why)
-        response = evictions.EvictionResponse(answer=evictions.Eviction.ACCEPTED)
+            return eviction_rules.EvictionResponse(
+                answer=eviction_rules.EvictionAnswer.BLOCKED, why=why
+            )
+        response = eviction_rules.EvictionResponse(answer=eviction_rules.EvictionAnswer.ACCEPTED)
         try:
             if listing.is_forced:
                 self.attempt.deps.workloads.delete(pod)
@@ -160,12 +162,12 @@ class PodRemovals:
                 self.successors.record_removed(pod)
                 self._count_evicted(pod, is_forced=listing.is_forced)
             raise
-        if response.answer is not evictions.Eviction.BLOCKED:
+        if response.answer is not eviction_rules.EvictionAnswer.BLOCKED:
             self._results[pod.uid] = PodResult(is_done=True)
             self.successors.record_removed(pod)
             if not listing.is_forced:
                 _log.info("pod_evicted", pod=pod.key, answer=response.answer.value)
-        if response.answer is evictions.Eviction.ACCEPTED:
+        if response.answer is eviction_rules.EvictionAnswer.ACCEPTED:
             self._count_evicted(pod, is_forced=listing.is_forced)
         return response
 
@@ -183,7 +185,7 @@ class PodRemovals:
         latest = (watched.get(each.uid, each) for each in listing.remaining)
         is_old = listing.is_old(self._now_s())
         is_finished = watched.get(pod.uid, pod).is_finished
-        return is_old or is_finished or not evictions.are_evictable_or_ending(latest)
+        return is_old or is_finished or not eviction_rules.are_evictable_or_ending(latest)
 
     def _record_eviction(self) -> None:
         """Record before the first eviction that the run costs pods.

@@ -4,7 +4,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Protocol
 
 from mig_manager.core.fleet import slots
-from mig_manager.core.node import evictions
+from mig_manager.core.node import eviction_rules
 from mig_manager.core.node.devices import claims
 from mig_manager.core.objects import node_object, pod_object
 from mig_manager.core.records import readiness
@@ -114,16 +114,16 @@ class Workloads(Protocol):
         lists all ResourceClaims of the cluster; without that right, no pod is returned.
         """
 
-    def evict(self, pod: pod_object.Pod) -> evictions.EvictionResponse:
+    def evict(self, pod: pod_object.Pod) -> eviction_rules.EvictionResponse:
         """Evict a pod with its own grace period, guarded by its UID."""
 
-    def can_evict(self, pod: pod_object.Pod) -> evictions.EvictionResponse:
+    def can_evict(self, pod: pod_object.Pod) -> eviction_rules.EvictionResponse:
         """Return the current answer to ``evict``, by a dry run."""
 
-    def budgets(self, namespaces: Collection[str]) -> tuple[evictions.Budget, ...]:
+    def budgets(self, namespaces: Collection[str]) -> tuple[eviction_rules.Budget, ...]:
         """Return the PodDisruptionBudgets of some namespaces."""
 
-    def covered_by(self, budget: evictions.Budget) -> pod_object.Pods:
+    def covered_by(self, budget: eviction_rules.Budget) -> pod_object.Pods:
         """Return all pods that a budget covers, on any node or unscheduled."""
 
     def delete(self, pod: pod_object.Pod) -> None:

@@ -7,7 +7,7 @@ import pytest
 from mig_manager import errors
 from mig_manager.adapters import cluster_reader
 from mig_manager.adapters.kubernetes import api, pods
-from mig_manager.core.node import evictions
+from mig_manager.core.node import eviction_rules
 from mig_manager.core.objects import pod_object
 from testkit import apiserver
 from tests.rigs.api_objects import a_pod
@@ -69,7 +69,10 @@ def test_eviction_refused_for_now_has_the_servers_retry_after(
         apiserver.Fault(path="/eviction", status=status, message=message, retry_after_s=after_s)
     )
     verdict = workloads.evict(pod)
-    assert (verdict.answer, verdict.retry_after_s) == (evictions.Eviction.BLOCKED, after_s or 0.0)
+    assert (verdict.answer, verdict.retry_after_s) == (
+        eviction_rules.EvictionAnswer.BLOCKED,
+        after_s or 0.0,
+    )
 
 
 def test_an_eviction_that_no_dry_run_can_check_counts_as_possible(
@@ -78,7 +81,7 @@ def test_an_eviction_that_no_dry_run_can_check_counts_as_possible(
     message = 'admission webhook "old.example.com" does not support dry run'
     server.inject(apiserver.Fault(path="/eviction", status=400, message=message))
 
-    assert workloads.can_evict(pod).answer is evictions.Eviction.ACCEPTED
+    assert workloads.can_evict(pod).answer is eviction_rules.EvictionAnswer.ACCEPTED
 
 
 def test_admission_webhooks_learn_that_an_eviction_is_a_dry_run(

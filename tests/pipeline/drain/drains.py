@@ -59,7 +59,7 @@ def usage_of(rig: NodeRig) -> gpu_use.Usage:
 
 def evicted_by(draining: drain.Drain) -> int:
     draining.run()
-    return draining.removals.count
+    return draining.evictions.removals.count
 
 
 def run_drain(rig: NodeRig, **options: Any) -> int:

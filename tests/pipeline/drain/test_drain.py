@@ -11,7 +11,7 @@ import structlog.testing
 
 from mig_manager import errors
 from mig_manager.agent.pods import drain_scope
-from mig_manager.core.node import evictions, policies
+from mig_manager.core.node import eviction_rules, policies
 from mig_manager.core.objects import pod_object
 from mig_manager.reasons import Reason
 from tests.pipeline.drain.drains import (
@@ -186,7 +186,7 @@ def test_force_waits_for_the_deadline_and_deletes_once(rig: NodeRig) -> None:
     evicted_by(draining)
 
     assert rig.clock.now_s >= 20
-    assert draining.removals.forced == ("default/train",)
+    assert draining.evictions.removals.forced == ("default/train",)
     assert rig.node_object.status_messages == ["deleting by force default/train"]
     assert rig.log.count("workloads.delete") == 1
 
@@ -353,7 +353,7 @@ def test_each_eviction_or_deletion_by_force_is_counted(
 
     assert evicted_by(draining) == len(telemetry.events["pod_evicted"]) == 2
 
-    assert len(draining.removals.forced) == len(refused)
+    assert len(draining.evictions.removals.forced) == len(refused)
 
 
 def test_an_accepted_eviction_is_logged(rig: NodeRig) -> None:
@@ -375,16 +375,16 @@ def test_force_names_each_pod_that_restarts_under_the_same_name(rig: NodeRig) ->
     evicted_by(draining)
 
     assert len(telemetry.events["pod_evicted"]) == rig.log.count("workloads.delete") == 2
-    assert draining.removals.forced == ("default/train",)
+    assert draining.evictions.removals.forced == ("default/train",)
 
 
 def test_pod_that_is_gone_before_its_eviction_is_not_counted(rig: NodeRig) -> None:
     class Late(fake_cluster.FakeWorkloads):
         """The pod goes between the list and the eviction; kubelet is slow to let go."""
 
-        def evict(self, pod: pod_object.Pod) -> evictions.EvictionResponse:
+        def evict(self, pod: pod_object.Pod) -> eviction_rules.EvictionResponse:
             super().evict(pod)
-            return evictions.EvictionResponse(answer=evictions.Eviction.GONE)
+            return eviction_rules.EvictionResponse(answer=eviction_rules.EvictionAnswer.GONE)
 
     telemetry = fakes.FakeTelemetry()
     draining = new_drain(rig, telemetry=telemetry, workloads=Late(rig))

@@ -147,7 +147,7 @@ def test_force_is_used_where_only_evictions_are_forbidden(rig: NodeRig) -> None:
 
     evicted_by(draining)
 
-    assert draining.removals.forced == ("default/train",)
+    assert draining.evictions.removals.forced == ("default/train",)
     assert 20 <= rig.clock.now_s < 25
 
 

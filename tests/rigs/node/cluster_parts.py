@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from mig_manager.core import model
-from mig_manager.core.node import evictions
+from mig_manager.core.node import eviction_rules
 from mig_manager.core.node.daemons import clients
 from mig_manager.core.node.devices import claims
 from mig_manager.core.objects import pod_object, selectors, well_known
@@ -163,13 +163,13 @@ class Budget:
     max_unavailable: int
     namespace: str = "default"
 
-    def with_status(self, pods: pod_object.Pods) -> evictions.Budget:
+    def with_status(self, pods: pod_object.Pods) -> eviction_rules.Budget:
         """Return it with its status where these are the pods of the cluster."""
         ready = [
             pod for pod in pods if self.covers(pod) and pod.is_ready and not pod.is_terminating
         ]
         desired = self.replicas - self.max_unavailable
-        return evictions.Budget(
+        return eviction_rules.Budget(
             namespace=self.namespace,
             name=self.name,
             selector=selectors.parse_selector(f"app={self.app}"),

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping
 
 from mig_manager import errors, reasons
 from mig_manager.core.fleet import slots
-from mig_manager.core.node import evictions
+from mig_manager.core.node import eviction_rules
 from mig_manager.core.node.devices import claims, resources
 from mig_manager.core.objects import node_object, pod_object, well_known
 from mig_manager.core.records import readiness
@@ -196,19 +196,19 @@ class FakeWorkloads(FakePort):
             if not pod.node_name and pod.claimed_ids
         )
 
-    def evict(self, pod: pod_object.Pod) -> evictions.EvictionResponse:
+    def evict(self, pod: pod_object.Pod) -> eviction_rules.EvictionResponse:
         self._rig.record_call("workloads.evict")
         verdict = self._verdict(pod)
-        if verdict.answer is evictions.Eviction.ACCEPTED:
+        if verdict.answer is eviction_rules.EvictionAnswer.ACCEPTED:
             self._rig.pods.terminate(pod.uid)
             self._rig.record_answer()
         return verdict
 
-    def can_evict(self, pod: pod_object.Pod) -> evictions.EvictionResponse:
+    def can_evict(self, pod: pod_object.Pod) -> eviction_rules.EvictionResponse:
         self._rig.record_call("workloads.can_evict")
         return self._verdict(pod)
 
-    def budgets(self, namespaces: Collection[str]) -> tuple[evictions.Budget, ...]:
+    def budgets(self, namespaces: Collection[str]) -> tuple[eviction_rules.Budget, ...]:
         self._rig.record_call("workloads.budgets")
         return tuple(
             budget.with_status(self._rig.pods.everywhere)
@@ -216,14 +216,14 @@ class FakeWorkloads(FakePort):
             if budget.namespace in namespaces
         )
 
-    def covered_by(self, budget: evictions.Budget) -> pod_object.Pods:
+    def covered_by(self, budget: eviction_rules.Budget) -> pod_object.Pods:
         self._rig.record_call("workloads.covered_by")
         return tuple(filter(budget.covers, self._rig.pods.everywhere))
 
-    def _verdict(self, listed: pod_object.Pod) -> evictions.EvictionResponse:
+    def _verdict(self, listed: pod_object.Pod) -> eviction_rules.EvictionResponse:
         pod = self._rig.pods.get(listed.uid)
         if pod is None:
-            return evictions.EvictionResponse(answer=evictions.Eviction.GONE)
+            return eviction_rules.EvictionResponse(answer=eviction_rules.EvictionAnswer.GONE)
         why = self._rig.disruptions.refusals.get(pod.name, "")
         # The API server ignores budgets for a pod that does not run.
         runs = not (pod.phase == "Pending" or pod.is_finished or pod.is_terminating)
@@ -235,9 +235,9 @@ class FakeWorkloads(FakePort):
         elif guards and guards[0].is_used_by(pod) and not guards[0].allowed:
             why = guards[0].refusal
         if not why:
-            return evictions.EvictionResponse(answer=evictions.Eviction.ACCEPTED)
-        return evictions.EvictionResponse(
-            answer=evictions.Eviction.BLOCKED,
+            return eviction_rules.EvictionResponse(answer=eviction_rules.EvictionAnswer.ACCEPTED)
+        return eviction_rules.EvictionResponse(
+            answer=eviction_rules.EvictionAnswer.BLOCKED,
             why=why,
             retry_after_s=self._rig.disruptions.retry_after_s,
         )

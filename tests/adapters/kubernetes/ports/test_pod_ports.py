@@ -7,12 +7,12 @@ from collections.abc import Callable
 import pytest
 
 from mig_manager import errors, reasons
-from mig_manager.core.node import evictions
+from mig_manager.core.node import eviction_rules
 from mig_manager.core.objects import pod_object
 from tests.adapters.kubernetes.ports import port_rigs
 from tests.adapters.kubernetes.ports.port_rigs import GPU, Rig
 
-Answer = evictions.Eviction
+Answer = eviction_rules.EvictionAnswer
 
 
 def test_pods_of_the_node_are_listed_in_every_phase(rig: Rig) -> None:

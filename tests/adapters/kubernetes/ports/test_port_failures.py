@@ -5,13 +5,13 @@ from collections.abc import Callable
 import pytest
 
 from mig_manager import errors
-from mig_manager.core.node import evictions
+from mig_manager.core.node import eviction_rules
 from mig_manager.core.objects import node_object, pod_object
 from mig_manager.core.records import readiness
 from tests.adapters.kubernetes.ports.port_rigs import GPU, OTHER, Rig
 
 POD = pod_object.Pod(namespace="default", name="train", uid="u", phase="Running")
-BUDGET = evictions.Budget(
+BUDGET = eviction_rules.Budget(
     namespace="default", name="guard", selector=(), allowed=0, healthy=0, desired=0
 )
 PATCH = node_object.NodePatch(labels={"x": "y"})

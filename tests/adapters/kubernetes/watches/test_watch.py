@@ -317,7 +317,7 @@ def test_a_drain_ends_soon_after_its_pod_is_gone_even_if_the_watch_breaks(
     scope = drain_scope.DrainScope(affected=destroyed, rights=pod_rights.Evict())
     node_drain = drain.Drain.start_or_continue(attempt, scope, usage)
     node_drain.run()
-    assert node_drain.removals.count == 1
+    assert node_drain.evictions.removals.count == 1
     # At the latest when the last list is too old to trust a silent watch.
     assert gone_at[0] <= clock.now_s < gone_at[0] + 12
     assert server.log.count("list", "pods") < (8 if how is None else 40)

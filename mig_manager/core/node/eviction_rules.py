@@ -16,7 +16,7 @@ from mig_manager.core import messages
 from mig_manager.core.objects import pod_object, selectors, well_known
 
 
-class Eviction(enum.Enum):
+class EvictionAnswer(enum.Enum):
     """The outcome of one attempt to evict a pod."""
 
     ACCEPTED = "accepted"
@@ -29,7 +29,7 @@ class Eviction(enum.Enum):
 class EvictionResponse:
     """The outcome of an eviction, and when to try again."""
 
-    answer: Eviction
+    answer: EvictionAnswer
     why: str = ""  # the explanation if it is BLOCKED
     retry_after_s: float = 0.0  # how long the server asks to wait before the next attempt
 

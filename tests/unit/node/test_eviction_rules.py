@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from mig_manager.core.node import evictions
+from mig_manager.core.node import eviction_rules
 from tests.rigs.node import samples
 
 
@@ -20,7 +20,7 @@ from tests.rigs.node import samples
 def test_the_eviction_of_an_unready_pod_counts(
     policy: str, healthy: int, desired: int, *, counts: bool
 ) -> None:
-    budget = evictions.parse_budget(
+    budget = eviction_rules.parse_budget(
         {
             "metadata": {"namespace": "default", "name": "web"},
             "spec": {"unhealthyPodEvictionPolicy": policy},
@@ -46,14 +46,14 @@ def test_the_eviction_of_an_unready_pod_counts(
 def test_a_budget_grants_the_evictions_of_the_first_pods(
     allowed: int, rolling: str, refused: str, exhausted: str, *, has_bare: bool
 ) -> None:
-    budget = evictions.Budget(
+    budget = eviction_rules.Budget(
         namespace="default", name="web", selector=(), allowed=allowed, healthy=0, desired=0
     )
     owners = (None, None, "ReplicaSet") if has_bare else ("ReplicaSet",) * 3
     pods = [samples.pod(name, owner_kind=owner) for name, owner in zip("abc", owners, strict=True)]
     not_running = samples.pod("d", phase="Pending")
 
-    check = evictions.check_budgets([*pods, not_running], [budget])
+    check = eviction_rules.check_budgets([*pods, not_running], [budget])
 
     assert "".join(pod.name for pod in check.rolling) == rolling
     assert {key.removeprefix("default/") for key in check.refused} == {*refused}
@@ -62,11 +62,11 @@ def test_a_budget_grants_the_evictions_of_the_first_pods(
 
 
 def test_a_budget_whose_status_is_outdated_grants_no_eviction() -> None:
-    current = evictions.Budget(
+    current = eviction_rules.Budget(
         namespace="default", name="web", selector=(), allowed=9, healthy=0, desired=0
     )
     outdated = dataclasses.replace(current, is_current=False)
 
-    check = evictions.check_budgets([samples.pod("a")], [outdated])
+    check = eviction_rules.check_budgets([samples.pod("a")], [outdated])
 
     assert check.exhausted == {"default/a": "PodDisruptionBudget web is still being processed"}

@@ -5,10 +5,10 @@ forbids it, its PodDisruptionBudget grants no eviction, or two budgets cover it.
 no pod is deleted by force while a pod remains that force cannot remove.
 
 Budgets are checked over all affected pods before the first eviction, because a dry run does not
-use up a budget (see ``core.node.evictions``). If they grant all evictions, all pods go at once. If
-they grant a part, the drain rolls like ``kubectl drain``: it evicts that part, and more when
-successors are ready elsewhere. Other pods wait until the budgets grant the rest. Pods without a
-controller have no successor and go last.
+use up a budget (see ``core.node.eviction_rules``). If they grant all evictions, all pods go at
+once. If they grant a part, the drain rolls like ``kubectl drain``: it evicts that part, and more
+when successors are ready elsewhere. Other pods wait until the budgets grant the rest. Pods without
+a controller have no successor and go last.
 
 If evicted pods find no room elsewhere, the drain ends as DRAIN_STALLED: it has evicted only what
 the budgets granted once. The node stays tainted until the next attempt, which evicts no pod before
@@ -26,7 +26,7 @@ from mig_manager import errors, reasons
 from mig_manager.agent import attempts
 from mig_manager.agent.pods import pod_removal
 from mig_manager.core import messages
-from mig_manager.core.node import evictions, policies
+from mig_manager.core.node import eviction_rules, policies
 from mig_manager.core.objects import pod_object
 from mig_manager.core.records import run_status
 
@@ -45,7 +45,7 @@ class _Round:
     checked_uids: frozenset[str] = frozenset()  # of the pods that were evictable then
     blocked: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """Key of a pod -> why it was not evicted."""
-    spent: tuple[evictions.Budget, ...] = ()  # the budgets that did not grant all evictions
+    spent: tuple[eviction_rules.Budget, ...] = ()  # the budgets that did not grant all evictions
     error: errors.ClusterError | None = None  # why the API did not list the budgets
     next_s: float = 0.0  # when the next round may begin
 
@@ -56,8 +56,8 @@ class _Round:
 
 
 @dataclasses.dataclass(eq=False, slots=True, kw_only=True)
-class Evictions:
-    """The evictions of one drain."""
+class EvictionRounds:
+    """Rounds of evictions of one drain, each as the budgets grant."""
 
     attempt: attempts.Attempt
     removals: pod_removal.PodRemovals
@@ -91,7 +91,7 @@ class Evictions:
             Superseded: Another layout is requested, or the agent stops.
         """
         self.removals.successors.refuse_more(filter(self.removals.is_pending, remaining))
-        not_evictable = evictions.not_evictable(remaining)
+        not_evictable = eviction_rules.not_evictable(remaining)
         # An admission webhook may have answered instead of the API server.
         accepted = [
             pod.key
@@ -120,7 +120,7 @@ class Evictions:
     def delete(self, remaining: Sequence[pod_object.Pod]) -> dict[str, str]:
         """Delete the remaining pods by force; return why others stay for now; as ``evict``."""
         self.removals.successors.refuse_more(filter(self.removals.is_pending, remaining))
-        if not_evictable := evictions.not_evictable(remaining):
+        if not_evictable := eviction_rules.not_evictable(remaining):
             return not_evictable
         pending = [pod for pod in remaining if self.removals.is_pending(pod)]
         if pending and not self._last.has_begun:
@@ -144,7 +144,7 @@ class Evictions:
             # A missing right comes first: only a person can grant it.
             failed.sort(key=lambda error: error.reason is not reasons.Reason.FORBIDDEN)
             return failed[0].reason, failed[0].message
-        is_waiting = len(staying) == len(remaining) and not evictions.not_evictable(remaining)
+        is_waiting = len(staying) == len(remaining) and not eviction_rules.not_evictable(remaining)
         if has_evicted and self.is_rolling and is_waiting:
             return self._why_stalled(remaining)
         if not self._last.may_list_budgets:
@@ -181,23 +181,23 @@ class Evictions:
     def _why_not_begun(
         self,
         pending: Sequence[pod_object.Pod],
-        check: evictions.BudgetCheck,
+        check: eviction_rules.BudgetCheck,
         remaining: Sequence[pod_object.Pod],
     ) -> dict[str, str]:
         """Return why no pod is evicted yet: each one that is not evictable, with the reason."""
         is_whole = self.attempt.settings.policy.strategy is policies.DrainStrategy.WHOLE
         refused = dict(check.refused if is_whole else check.exhausted)
-        not_evictable = evictions.not_evictable(remaining) | refused
+        not_evictable = eviction_rules.not_evictable(remaining) | refused
         return not_evictable or self.removals.check_each(pending)
 
     def _evict_granted(
         self,
         pending: Sequence[pod_object.Pod],
-        check: evictions.BudgetCheck,
+        check: eviction_rules.BudgetCheck,
         listing: pod_removal.Listing,
     ) -> dict[str, str]:
         """Evict as the budgets grant; return why other pods are not evicted yet."""
-        if not evictions.are_evictable_or_ending(listing.remaining):
+        if not eviction_rules.are_evictable_or_ending(listing.remaining):
             # A pod can no longer be evicted, so evicting others would be in vain.
             return dict(check.refused)
         batch = pending
@@ -215,22 +215,22 @@ class Evictions:
 
     def _check_budgets(
         self, pods: Sequence[pod_object.Pod]
-    ) -> tuple[evictions.BudgetCheck, errors.ClusterError | None]:
+    ) -> tuple[eviction_rules.BudgetCheck, errors.ClusterError | None]:
         """Check what the budgets grant: all, if the agent may not list them."""
         if not self._last.may_list_budgets:
-            return evictions.check_budgets(pods, ()), self._last.error
+            return eviction_rules.check_budgets(pods, ()), self._last.error
         try:
             budgets = self.attempt.deps.workloads.budgets({pod.namespace for pod in pods})
         except errors.ClusterError as error:
             if error.reason is reasons.Reason.API_UNAVAILABLE:
                 _log.warning("budgets_not_listed", error=error.message)
                 why = f"the Kubernetes API failed to list budgets ({error.reason.value})"
-                return evictions.refuse_all(pods, why), error
+                return eviction_rules.refuse_all(pods, why), error
             if error.reason is not reasons.Reason.FORBIDDEN:
                 raise
             _log.warning("budgets_not_counted", error=error.message)
-            return evictions.check_budgets(pods, ()), error
-        return evictions.check_budgets(pods, budgets), None
+            return eviction_rules.check_budgets(pods, ()), error
+        return eviction_rules.check_budgets(pods, budgets), None
 
     def _why_stalled(self, remaining: Iterable[pod_object.Pod]) -> tuple[reasons.Reason, str]:
         try:
@@ -242,7 +242,7 @@ class Evictions:
         except errors.ClusterError as error:
             _log.warning("successors_not_listed", error=error.message)
             return reasons.Reason.DRAIN_TIMEOUT, ""
-        return evictions.why_stalled(self._last.spent, covered, remaining)
+        return eviction_rules.why_stalled(self._last.spent, covered, remaining)
 
     def _enter(self, message: str) -> None:
         """Publish which pods go next, and record that the run costs pods."""
