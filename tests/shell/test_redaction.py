@@ -77,6 +77,35 @@ def test_json_stays_json_and_loses_its_secrets_also_inside_a_text(
     assert redaction.redact(json.dumps({"other": [1]})) == '{"other": [1]}'
 
 
+@hypothesis.given(
+    end=st.sampled_from(
+        ("token:", "secret: ", "password=", "a password ", "requirepass ", "sshpass -p ")
+    ),
+    name=NAMES,
+    secret=BARE,
+    separators=st.sampled_from([(",", ":"), (", ", ": ")]),
+)
+def test_json_stays_json_where_a_text_ends_like_the_name_of_a_secret(
+    end: str, name: str, secret: str, separators: tuple[str, str]
+) -> None:
+    data = {
+        "event": f"missing {end}",
+        "level": "warning",
+        "mixed": [end, 1, end, None, end, [1], end, [], end, {"nested": end}],
+        f"key {end}": [[end], end],
+        name: secret,
+    }
+    within = json.dumps(data, separators=separators)
+    text = json.dumps(data | {"within": within, "next": within}, separators=separators)
+
+    clean = json.loads(redaction.redact(text))
+
+    expected = data | {name: redaction.REMOVED}
+    assert json.loads(clean.pop("within")) == expected
+    assert json.loads(clean.pop("next")) == expected
+    assert clean == expected
+
+
 @hypothesis.given(secret=PHRASES, before=st.text(), after=st.text())
 def test_a_known_secret_is_removed_wherever_it_is(secret: str, before: str, after: str) -> None:
     text = f"{before}{secret}{after} {json.dumps(secret)}"
@@ -167,6 +196,8 @@ def test_a_variable_is_a_secret_by_its_name(name: str, *, is_secret: bool) -> No
     [
         ("", "eyJ-"),
         ('token:\\"', "\\"),
+        ('token:"', "} "),
+        ('token:"', ",[ "),
         pytest.param("", "login ", marks=pytest.mark.slow),
         pytest.param("", "token", marks=pytest.mark.slow),
         pytest.param("", "sk-", marks=pytest.mark.slow),
@@ -209,6 +240,7 @@ NAMED = (
     "MYSQL_PWD=hunter2 mysqldump all",
     "SSHPASS=hunter2 sshpass -e ssh node",
     "DBPASS=hunter2",
+    'DBPASS=",4],:hunter2"',
     "WANDB_API_KEY=hunter2",
     "NGC_CLI_API_KEY: hunter2",
     "apiKey: hunter2",

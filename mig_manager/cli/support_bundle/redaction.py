@@ -35,6 +35,17 @@ _QUOTED = r"""
       | \\+".*?\\{1,9}"  # JSON within a text of JSON
       | ["'](?=\w)[^"'\n]*(?=\n|\Z)  # cut off
 """
+_SPACE = r"(?:\s|\\{1,9}[nrt])"  # also of a JSON text within another
+_CLOSED = rf"""
+      (?P<escape>\\*+)(?P<closing>["']) (?:
+        {_SPACE}*+ [,:\}}\]] (?:
+          {_SPACE} | [,:\{{\}}\[\]]
+          | (?:-?\d[\d.eE+-]{{0,99}}+|true|false|null)(?={_SPACE}*+[,\}}\]])
+        )*+ (?:\Z|(?P=escape)(?P=closing)|(?!(?P=escape))\\*["'])
+        | (?!(?P=escape))\\*["']  # the end of a text around
+      )
+"""
+"""The end of a text of JSON, such as one that ends with ``token:``: no value begins there."""
 _LINE = re.compile(
     rf"""(?P<before>
       (?P<yaml>^(?P<lead>[ \t]{{0,99}}+)[ \t\#-]{{0,9}}+(?=[\w.-]+:[ \t]){_NAME}:
@@ -64,6 +75,7 @@ _NAMED = re.compile(
       | \b(?:password|passphrase|token|secret|key)[ ](?:is|was)[ ](?=\S*\d)
       | \b(?:bindpw|requirepass|login[ ]+\S{{1,99}}[ ]+password)[ ]+
     )
+    (?(mark)|(?(quote)|(?!{_CLOSED})))
     (?P<value>
       [|>][-+\d]{{0,2}}[^\S\n]*\n (?P<indent>[ ]+)[^\n]*  # a block of YAML
         (?:\n(?:(?P=indent)[^\n]*|[ ]*(?=\n)))*
@@ -87,7 +99,7 @@ _ARGUMENT = re.compile(
       | \bredis-cli\b[^\n|;&]{{0,200}}?(?<=[\s"'])-a{_NEXT}
       | \bldap[a-z]+\b[^\n|;&]{{0,200}}?(?<=[\s"'])-w{_NEXT}
     )
-    (?P<value>{_QUOTED} | [^\s"'\\]+)""",
+    (?!{_CLOSED}) (?P<value>{_QUOTED} | [^\s"'\\]+)""",
     re.VERBOSE,
 )
 _QUOTE = re.compile(r"""\\*["']""")
