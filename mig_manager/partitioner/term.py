@@ -26,7 +26,7 @@ from mig_manager.partitioner import (
     node_log,
     partitioner_settings,
     recommendations,
-    request_outcomes,
+    request_follower,
     waits,
 )
 
@@ -69,7 +69,7 @@ class Term:
         self._history = situations.History()
         self._cache = node_index.NodeCache()
         self._own_clock = own_clock.OwnClock()
-        self._outcomes = request_outcomes.RequestOutcomes(
+        self._follower = request_follower.RequestFollower(
             self._announcer, telemetry, clock, max_failures=settings.max_failures
         )
         self._waits = waits.Waits(telemetry)
@@ -117,8 +117,8 @@ class Term:
         self._telemetry.decisions.inc()
         self._node_log.report_unusable(nodes)
         self._node_log.report_resting(situation, has_pending=bool(pending))
-        self._outcomes.follow(nodes, now)
-        results = self._carry_out(decision.changes[: self._outcomes.allowance()])
+        self._follower.follow(nodes, now)
+        results = self._carry_out(decision.changes[: self._follower.allowance()])
         self._history = situation.after(
             dataclasses.replace(decision, changes=tuple(results[metrics.ChangeResult.REQUESTED])),
             # The API server may have the request; then its pods need no room elsewhere.
@@ -147,7 +147,7 @@ class Term:
         nodes = self._cluster.nodes()
         requests = self._cluster.requests
         dated = self._own_clock.with_own_times(nodes, requests, now=now)
-        avoided = self._outcomes.whys_to_avoid()
+        avoided = self._follower.whys_to_avoid()
         return tuple(self._restrict(node, avoided.get(node.name, "")) for node in dated), pending
 
     def _restrict(
@@ -218,14 +218,14 @@ class Term:
                 self._resume_s = now_s + max(self._pause_s, error.retry_after_s or 0.0)
                 self._pause_s = min(2 * self._pause_s, _MAX_PAUSE_S)
                 return metrics.ChangeResult.FAILED
-            self._outcomes.avoid(change.node, "the API refused or did not keep a change of it")
+            self._follower.avoid(change.node, "the API refused or did not keep a change of it")
             return metrics.ChangeResult.REFUSED
         if not is_requested:
             # The node has changed: decide again after the watch has delivered it.
             self._signal.record_node()
             return metrics.ChangeResult.CONFLICT
         self._pause_s = _FIRST_PAUSE_S
-        self._outcomes.await_answer(change.node)
+        self._follower.await_answer(change.node)
         self._waits.record_served(change.pods)
         _log.info("layout_requested", node=change.node, why=change.why)
         self._announcer.announce_request(change)

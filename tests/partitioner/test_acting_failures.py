@@ -73,7 +73,7 @@ def test_a_throttled_request_waits_as_long_as_the_api_asks(rig: PartitionerRig) 
     assert len(replica.kube.patches) == 2
 
 
-def test_a_failed_request_is_withdrawn_once_its_pods_are_gone(rig: PartitionerRig) -> None:
+def test_a_failed_request_is_replaced_once_its_pods_are_gone(rig: PartitionerRig) -> None:
     rig.add_node()
     rig.add_pods("p1")
     replica = rig.stepping_replica()

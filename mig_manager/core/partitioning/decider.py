@@ -59,7 +59,7 @@ def decide(
     batch = batches.Batch(index, pending, reserved)
     decider = _Decider(situation, batch)
     decider.make_room()
-    decider.withdraw()
+    decider.replace_failed_requests()
     decider.merge_back(base or {})
     decision = decider.decision()
     likely = situation.unprepared_pods(expected)
@@ -143,8 +143,8 @@ class _Decider:
             is_free = not self.changes.is_full and position in candidates
             if is_free and change.drain(self.holding.early_gpus(position)):
                 desired = self._states.with_change(position, change)
-                outcome = self.changes.request(position, desired, "on hold for a waiting pod")
-                if outcome is changes.Outcome.TOO_EARLY:
+                result = self.changes.request(position, desired, "on hold for a waiting pod")
+                if result is changes.RequestResult.TOO_EARLY:
                     self._needed |= node_sets.of([position])
 
     def prepare(self, *, max_changes: int) -> None:
@@ -181,23 +181,23 @@ class _Decider:
             )
             why = f"room for {messages.count(len(pods), 'pod')}" if pods else _PREPARING
             match self.changes.request(position, desired, why, pods=pods, likely=likely):
-                case changes.Outcome.REQUESTED:
+                case changes.RequestResult.REQUESTED:
                     with_room = {*best.pods}
                     self._remaining = [rank for rank in self._remaining if rank not in with_room]
                     ranks = [rank for rank in ranks if rank not in with_room]
                     remaining -= 1
                     candidates -= selected
-                case changes.Outcome.TOO_EARLY:
+                case changes.RequestResult.TOO_EARLY:
                     self._needed |= selected
                     # The node may still serve the pods that need less.
                     largest = min(best.pods, key=lambda rank: self._batch.pods[rank].needs.devices)
                     for nodes in (self._failed, skipped):
                         nodes[largest] = nodes.get(largest, node_sets.EMPTY) | selected
-                case changes.Outcome.DROPPED:
+                case changes.RequestResult.DROPPED:
                     candidates -= selected
         return candidates
 
-    def withdraw(self) -> None:
+    def replace_failed_requests(self) -> None:
         """Replace failed requests of a partitioner that no pod needs.
 
         Otherwise the node counts as failed, until a later agent serves an obsolete request.
@@ -207,7 +207,7 @@ class _Decider:
             if is_failed and self._can_change(position):
                 why = "no pod needs the request that its agent failed"
                 present = self._states.present(position)
-                self.changes.request(position, present, why, is_withdrawal=True)
+                self.changes.request(position, present, why, is_replacement=True)
 
     def merge_back(self, base: Mapping[str, Mapping[str, model.DesiredGpu]]) -> None:
         """Return idle instances to the base layout on nodes without demand for long."""

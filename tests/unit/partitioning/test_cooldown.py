@@ -11,7 +11,7 @@ from tests.rigs.cluster.partitions import EMPTY, NOW, node, pod
 from tests.unit.partitioning.decision_cases import DecisionCase
 
 CHANGED = situations.History(
-    requests={"a": situations.Request(at=NOW - dt.timedelta(seconds=59), content_hash="")}
+    requests={"a": situations.LayoutRequest(at=NOW - dt.timedelta(seconds=59), content_hash="")}
 )
 
 

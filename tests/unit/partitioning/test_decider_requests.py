@@ -163,7 +163,7 @@ BLOCKED = "large UNUSABLE: it waits for a (its agent failed the layout for it)"
             [LARGE],
             {"now": SOON},
             ["large IN_USE: it waits for a, b (too much of its GPUs is in use)"],
-            id="a hold's layout that just failed is not withdrawn",
+            id="a hold's layout that just failed is not replaced",
         ),
         pytest.param(
             [requested_node("a", TWO_GPUS, **LOST)],
@@ -184,14 +184,14 @@ BLOCKED = "large UNUSABLE: it waits for a (its agent failed the layout for it)"
             [],
             {"now": LATER, "history": AFTER_FIRST},
             [],
-            id="a layout that is retried for a lost GPU is not withdrawn",
+            id="a layout that is retried for a lost GPU is not replaced",
         ),
         pytest.param(
             [requested_node("a", OF_A_PERSON, **FAILED)],
             [],
             {"now": LATER},
             [],
-            id="a person's refused request is not withdrawn",
+            id="a person's refused request is not replaced",
         ),
     ],
 )
@@ -210,20 +210,20 @@ def test_layout_from_which_the_gpus_drifted_is_requested_again() -> None:
     assert (again.content_hash, again.layout != ONE_GPU.layout) == (ONE_GPU.content_hash, True)
 
 
-def test_a_refused_request_is_withdrawn_once_no_pod_needs_it() -> None:
+def test_a_refused_request_is_replaced_once_no_pod_needs_it() -> None:
     failed = requested_node("a", ONE_GPU, **FAILED)
     assert not decide([failed], [LARGE], history=AFTER_FIRST, now=SOON).changes
-    withdrawal = only(decide([failed], [], history=AFTER_FIRST, now=LATER))
+    replacement = only(decide([failed], [], history=AFTER_FIRST, now=LATER))
     # Also of a leader that has ended.
-    assert only(decide([failed], [], now=LATER)) == withdrawal
+    assert only(decide([failed], [], now=LATER)) == replacement
 
     gpus = partitions.gpus("a", EMPTY)
-    assert partitions.requested_gpus(withdrawal, gpus) == {gpus[0].uuid: samples.desired_gpu({})}
-    assert (withdrawal.created, withdrawal.destroyed, withdrawal.pods) == ({}, {}, ())
-    assert withdrawal.why == "no pod needs the request that its agent failed"
+    assert partitions.requested_gpus(replacement, gpus) == {gpus[0].uuid: samples.desired_gpu({})}
+    assert (replacement.created, replacement.destroyed, replacement.pods) == ({}, {}, ())
+    assert replacement.why == "no pod needs the request that its agent failed"
 
 
-def test_a_refused_request_is_withdrawn_beside_an_empty_gpu_instance() -> None:
+def test_a_refused_request_is_replaced_beside_an_empty_gpu_instance() -> None:
     failed = requested_node("a", ONE_GPU, **FAILED)
     annotations = failed["metadata"]["annotations"]
     (gpu,) = partitions.gpus("a", ["1g.5gb@0"])
@@ -307,12 +307,12 @@ def test_pod_waits_for_instances_in_use_beside_a_failed_merge_back() -> None:
     being_changed = (Wait.CHANGING, "it waits for a (it is being changed)")
     assert why(merging) == being_changed
 
-    withdrawing = decide(
+    replacing = decide(
         [requested_node("a", only(merging), [instances], **FAILED)], [LARGE], **past
     )
-    assert why(withdrawing) == being_changed
+    assert why(replacing) == being_changed
 
-    failed = requested_node("a", only(withdrawing), [instances], **FAILED)
+    failed = requested_node("a", only(replacing), [instances], **FAILED)
     decision = decide([failed], [LARGE], now=SOON)
     assert not decision.changes
     assert why(decision) == (Wait.IN_USE, "it waits for a (too much of its GPUs is in use)")

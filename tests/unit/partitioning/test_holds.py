@@ -232,7 +232,7 @@ def test_no_device_for_likely_pods_is_created_on_a_gpu_on_hold(
     pods = [pod("urgent", "4g.20gb", spec={"priority": 1})]
     if is_on_hold:
         pods.append(pod("large", "7g.40gb", spec={"nodeSelector": {"zone": "b"}}))
-    history = situations.History(requests={"c": situations.Request(at=NOW, content_hash="")})
+    history = situations.History(requests={"c": situations.LayoutRequest(at=NOW, content_hash="")})
 
     decision = decide(nodes, pods, history=history, expected=[pod("likely", "2g.10gb")] * 2)
 

@@ -20,7 +20,7 @@ _SILENCE_S = 300.0
 _MAX_RUN_S = 3600.0  # the deadlines of a run end well before
 
 
-class Outcome(enum.Enum):
+class RequestResult(enum.Enum):
     """What became of a change that a decision may request."""
 
     REQUESTED = enum.auto()
@@ -92,8 +92,8 @@ class Changes:
         *,
         pods: tuple[demand.PendingPod, ...] = (),
         likely: tuple[demand.Needs, ...] = (),
-        is_withdrawal: bool = False,
-    ) -> Outcome:
+        is_replacement: bool = False,
+    ) -> RequestResult:
         """Add a change, unless its agent has just failed this layout.
 
         A layout that may succeed later is requested again after a while. Its text differs, because
@@ -103,7 +103,7 @@ class Changes:
         try:
             plan = planner.plan(node.gpus, desired)
         except errors.LayoutError:
-            return Outcome.DROPPED
+            return RequestResult.DROPPED
         document = custom_layouts.render(desired)
         # A GPU that awaits a reset has no known use.
         is_safe = all(
@@ -111,12 +111,12 @@ class Changes:
             for step in plan.of(steps.DestroyGpuInstance)
         )
         if self._repeats_failure(node, document.content_hash):
-            return Outcome.TOO_EARLY
+            return RequestResult.TOO_EARLY
         if document.content_hash == node.agent.failed_hash:
             addition = f"after {node.times.finished_at}"
             document = custom_layouts.render(desired, addition=addition)
-        if (plan.is_empty and not is_withdrawal) or not is_safe:
-            return Outcome.DROPPED
+        if (plan.is_empty and not is_replacement) or not is_safe:
+            return RequestResult.DROPPED
         self._budget -= 1
         gpus = messages.ranges(gpu.gpu_index for gpu in plan.gpus)
         where = f" on GPU {', '.join(gpus)}" if gpus else ""
@@ -131,7 +131,7 @@ class Changes:
             why=f"{why}{where}",
             likely=likely,
         )
-        return Outcome.REQUESTED
+        return RequestResult.REQUESTED
 
     def _repeats_failure(self, node: partitioned_nodes.PartitionedNode, content_hash: str) -> bool:
         """Return whether a layout would repeat a failure of a node's agent too early."""

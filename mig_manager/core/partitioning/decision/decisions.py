@@ -40,7 +40,7 @@ class NodeChange:
     layout: str  # the text of the annotation ``mig-manager.io/layout``
     content_hash: str  # hash of the layout, as in the agent's status
     pods: tuple[demand.PendingPod, ...]
-    """The pods that it makes room for; none: it prepares for likely pods, merges back, withdraws
+    """The pods that it makes room for; none: it prepares for likely pods, merges back, replaces
     a failed request, or destroys idle instances of GPUs on hold."""
     desired: Mapping[str, model.DesiredGpu]  # by UUID of the GPU, what the layout requests
     plan: steps.Plan  # from the node's present GPUs to the desired ones

@@ -15,7 +15,7 @@ _MAX_REST_S = 60.0
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+class LayoutRequest:
     """A layout that this process requested of a node."""
 
     at: dt.datetime
@@ -28,7 +28,7 @@ class Request:
 class History:
     """The memory of a process between decisions; see ``Situation.after``."""
 
-    requests: Mapping[str, Request] = dataclasses.field(default_factory=dict)
+    requests: Mapping[str, LayoutRequest] = dataclasses.field(default_factory=dict)
     """By node: the last request."""
     failed: Mapping[str, Mapping[str, dt.datetime]] = dataclasses.field(default_factory=dict)
     """By node, by content hash: when its agent failed a layout, since it last applied one."""
@@ -119,7 +119,7 @@ class Situation:
             for node in nodes
         }
         requests = {
-            each.node: Request(at=now, content_hash=each.content_hash, likely=each.likely)
+            each.node: LayoutRequest(at=now, content_hash=each.content_hash, likely=each.likely)
             for each in decision.changes
         }
         return History(
@@ -142,7 +142,7 @@ class Situation:
             allocated=allocated,
         )
 
-    def _earlier_requests(self) -> dict[str, Request]:
+    def _earlier_requests(self) -> dict[str, LayoutRequest]:
         """Return the last requests; one whose change has ended prepares for no pod."""
         requests = self.history.requests
         return {

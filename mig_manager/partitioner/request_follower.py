@@ -21,7 +21,7 @@ _INHERITED_S = 300.0  # how long a new leader waits for changes that a former le
 _log = structlog.get_logger()
 
 
-class RequestOutcomes:
+class RequestFollower:
     """Follows the requests of one term."""
 
     def __init__(
