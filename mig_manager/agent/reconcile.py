@@ -22,7 +22,7 @@ from mig_manager.agent import (
     run,
 )
 from mig_manager.agent.drift import actions, checks, verdicts
-from mig_manager.agent.pods import withdrawing
+from mig_manager.agent.pods import stale_devices
 from mig_manager.agent.reports import capacity_report, faults, gpu_report, layout_report
 from mig_manager.core import model, ports
 from mig_manager.core.objects import node_object, well_known
@@ -127,7 +127,7 @@ class Reconciler:
             self._context.memory.set_checked(None)
         elif not self._series.journal.node.is_tainted_or_paused:
             # No drift check follows before the next attempt.
-            withdrawing.observe_and_withdraw(self._context)
+            stale_devices.observe_and_remove(self._context)
         return outcome
 
     def awaits_driver(self, outcome: outcomes.Outcome | None) -> bool:
@@ -255,7 +255,7 @@ class Reconciler:
             return actions.Action.RUN
         gpus, _ = gpu_report.observe_or_report(self._context, self.faults)
         if gpus is not None:
-            withdrawing.withdraw(self._context, gpus, view)
+            stale_devices.remove(self._context, gpus, view)
             is_published = self._gpus.is_published(gpus)
             self._publish_without_request(gpus, None if is_published else view)
         return actions.Action.REST

@@ -44,7 +44,7 @@ def register_again(rig: node_rig.NodeRig) -> None:
         if value == well_known.PAUSED_VALUE
     }
     rig.node_object.uid += "-again"
-    rig.node_object.has_reconfiguring_taint, rig.kubelet.withdrawn = False, None
+    rig.node_object.has_reconfiguring_taint, rig.kubelet.hidden = False, None
 
 
 def run_agent(

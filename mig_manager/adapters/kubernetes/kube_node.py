@@ -151,7 +151,7 @@ class KubeNode:
             reason=reasons.Reason.API_UNAVAILABLE,
         )
 
-    def withdraw_devices(self) -> None:
+    def hide_devices(self) -> None:
         # Kubelet's next heartbeat, after up to 10 s, would report the same of a stopped plugin,
         # with the whole list. Until then the scheduler binds pods to devices that are gone, and
         # kubelet fails these pods.

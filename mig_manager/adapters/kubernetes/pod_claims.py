@@ -55,7 +55,7 @@ class KubeSlices:
             _log.info("resource_slices_not_listed", error=error.message)
             return None
 
-    def withdraw(self) -> tuple[claims.Slice, ...]:
+    def delete(self) -> tuple[claims.Slice, ...]:
         # Kubelet deletes them 30 s after the driver stopped (``defaultWipingDelay`` in
         # k8s.io/kubernetes/pkg/kubelet/cm/dra). Until then, or until the new driver has published
         # its own, the scheduler allocates devices that are gone, and the claiming pods never

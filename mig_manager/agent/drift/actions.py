@@ -8,7 +8,7 @@ import structlog
 from mig_manager import errors, reasons
 from mig_manager.agent import attempts, outcomes
 from mig_manager.agent.drift import checks, verdicts
-from mig_manager.agent.pods import device_plugin, device_usage, schedulability, withdrawing
+from mig_manager.agent.pods import device_plugin, device_usage, schedulability, stale_devices
 from mig_manager.core.objects import node_object
 from mig_manager.core.records import journals, node_entries, readiness, run_status
 
@@ -44,7 +44,7 @@ def act(
     is_success = outcome.state is run_status.State.SUCCESS
     if not (is_success or outcome.reason is reasons.Reason.DRIFTED):
         # A run that failed early has not verified the devices.
-        withdrawing.withdraw(attempt, gpus, view)
+        stale_devices.remove(attempt, gpus, view)
     next_memory = dataclasses.replace(
         memory,
         description="",
@@ -74,7 +74,7 @@ def act(
         case verdicts.Verdict.DRIFTED:
             description = _handle_drift(attempt, observation, memory, view)
             if description:
-                withdrawing.withdraw(attempt, gpus, view)
+                stale_devices.remove(attempt, gpus, view)
             next_memory = dataclasses.replace(next_memory, description=description)
             action = Action.REST if description else Action.HEAL
         case verdicts.Verdict.ACTIVE_AGAIN:

@@ -9,7 +9,7 @@ import structlog
 from mig_manager import errors, reasons
 from mig_manager.agent import attempts
 from mig_manager.agent.phases import resolving
-from mig_manager.agent.pods import withdrawing
+from mig_manager.agent.pods import stale_devices
 from mig_manager.core import ports, timing
 from mig_manager.core.records import journals, run_status
 
@@ -47,7 +47,7 @@ def wait(attempt: attempts.Attempt) -> None:
             return
         now_s = clock.monotonic()
         if now_s - checked_at_s >= attempt.settings.drift_check_interval_s:
-            withdrawing.observe_and_withdraw(attempt)
+            stale_devices.observe_and_remove(attempt)
             checked_at_s = now_s
         if why != published and now_s - published_at_s >= _PUBLISH_AGAIN_S:
             published, published_at_s = why, now_s

@@ -49,7 +49,7 @@ class Advertiser(abc.ABC):
         """
 
     @abc.abstractmethod
-    def withdraw(self, deps: ports.Dependencies) -> None:
+    def hide_devices(self, deps: ports.Dependencies) -> None:
         """Hide the advertised devices from pods until new ones are advertised."""
 
     @abc.abstractmethod

@@ -26,9 +26,9 @@ class DevicePlugin(device_advertiser.Advertiser):
     def owns(self, pod: pod_object.Pod) -> bool:
         return clients.is_device_plugin(pod)
 
-    def withdraw(self, deps: ports.Dependencies) -> None:
+    def hide_devices(self, deps: ports.Dependencies) -> None:
         """Remove kubelet's devices from the node until a new plugin registers."""
-        deps.node.withdraw_devices()
+        deps.node.hide_devices()
 
     def correct_and_compare(
         self,

@@ -23,12 +23,12 @@ class DraDriver(device_advertiser.Advertiser):
     def owns(self, pod: pod_object.Pod) -> bool:
         return claims.is_driver(pod)
 
-    def withdraw(self, deps: ports.Dependencies) -> None:
+    def hide_devices(self, deps: ports.Dependencies) -> None:
         """Delete the ResourceSlices, until a new driver publishes its own.
 
         Its start removes the taints of faulty devices. An Event keeps what they were.
         """
-        if tainted := ", ".join(claims.tainted_devices(deps.slices.withdraw())):
+        if tainted := ", ".join(claims.tainted_devices(deps.slices.delete())):
             deps.node.emit(
                 reason="DeviceTaintsCleared",
                 message=f"the restart of the DRA driver clears the taints of {tainted}. "
@@ -121,7 +121,7 @@ def list_pods(workloads: ports.Workloads, before: Iterable[pod_object.Pod]) -> p
 def is_being_replaced(deps: ports.Dependencies, labels: Mapping[str, str]) -> bool:
     """Return whether a driver ran until recently: its DaemonSet may be replacing its pod.
 
-    Kubelet keeps a stopped driver's slices for 30 s (``KubeSlices.withdraw``). A deploy label that
+    Kubelet keeps a stopped driver's slices for 30 s (``KubeSlices.delete``). A deploy label that
     keeps the driver away takes precedence.
     """
     return claims.DEPLOY_LABEL not in labels and bool(deps.slices.list())

@@ -110,7 +110,7 @@ def restart_pods(
     owned = tuple(filter(advertiser.owns, pods))
     delete(deps.workloads, owned)
     if owned:
-        advertiser.withdraw(deps)
+        advertiser.hide_devices(deps)
     return owned
 
 

@@ -83,7 +83,7 @@ def pause_driver(
     advertisers = node_advertisers.find_awaited(attempt)
     if node_advertisers.DRIVER in advertisers:
         # Kubelet deletes the slices 30 s after the driver has stopped.
-        node_advertisers.DRIVER.withdraw(attempt.deps)
+        node_advertisers.DRIVER.hide_devices(attempt.deps)
     return paused_clients.PausedClients(
         advertisers=advertisers,
         old_uids=node_advertisers.uids(pods),

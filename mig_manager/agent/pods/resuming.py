@@ -51,7 +51,7 @@ def resume_advertisers(
     to_restart = [each for each in node_advertisers.ALL if each in expected.advertisers - kept]
     journal = attempt.journal
     for each in to_restart:
-        each.withdraw(attempt.deps)
+        each.hide_devices(attempt.deps)
     deploy_labels = node_advertisers.DEPLOY_LABELS
     is_paused = not journal.node.paused_labels.keys().isdisjoint(deploy_labels)
     if is_paused or journal.node.has_reconfiguring_taint or plugin_config:

@@ -44,7 +44,7 @@ class Node(Protocol):
             ClusterError: The API refuses or does not answer, or every attempt conflicts.
         """
 
-    def withdraw_devices(self) -> None:
+    def hide_devices(self) -> None:
         """Report that no GPU device is allocatable, until kubelet reports the new ones.
 
         A refusal is logged, never raised.
@@ -158,7 +158,7 @@ class ResourceSlices(Protocol):
     def list(self) -> tuple[claims.Slice, ...] | None:
         """Return the driver's slices; None if the API lacks the resource or forbids to list it."""
 
-    def withdraw(self) -> tuple[claims.Slice, ...]:
+    def delete(self) -> tuple[claims.Slice, ...]:
         """Delete the slices, and return them; a new driver pod publishes others.
 
         A refusal is logged, never raised.

@@ -228,7 +228,7 @@ def test_a_malformed_slice_is_an_error_and_its_devices_are_unknown(
     assert [pod.claimed_ids for pod in workloads.list()] == [None]
 
 
-def test_the_slices_of_the_driver_on_this_node_are_withdrawn_and_no_others(
+def test_the_slices_of_the_driver_on_this_node_are_deleted_and_no_others(
     server: apiserver.ApiServer, kube: api.KubeApi
 ) -> None:
     server.create(
@@ -236,19 +236,19 @@ def test_the_slices_of_the_driver_on_this_node_are_withdrawn_and_no_others(
         a_resource_slice(node="n2"),
         a_resource_slice(driver="other.example.com"),
     )
-    pod_claims.KubeSlices(kube, node_name="n1").withdraw()
+    pod_claims.KubeSlices(kube, node_name="n1").delete()
     names = {each["metadata"]["name"] for each in server.objects(kinds.SLICES)}
     assert names == {"n2-gpu.nvidia.com-x", "n1-other.example.com-x"}
 
 
 @pytest.mark.parametrize("suffixes", ["x", "abc"])
-def test_one_slice_that_may_not_be_withdrawn_keeps_no_other(
+def test_one_slice_that_may_not_be_deleted_keeps_no_other(
     server: apiserver.ApiServer, kube: api.KubeApi, suffixes: str
 ) -> None:
     server.create(*(a_resource_slice(suffix=suffix) for suffix in suffixes))
     server.inject(apiserver.Fault(method="DELETE", path="/resourceslices", status=403, times=1))
     slices = pod_claims.KubeSlices(kube, node_name="n1")
-    slices.withdraw()
+    slices.delete()
     assert len(slices.list() or ()) == 1
 
 

@@ -214,12 +214,12 @@ def test_a_patch_whose_response_was_lost_is_applied_once(rig: KubeNodeRig) -> No
     assert rig.stored_node()["spec"]["taints"] == [OTHER, api_objects.RECONFIGURING_TAINT]
 
 
-def test_withdrawn_devices_are_not_allocatable_and_the_status_stays(rig: KubeNodeRig) -> None:
+def test_hidden_devices_are_not_allocatable_and_the_status_stays(rig: KubeNodeRig) -> None:
     shared = "nvidia.com/gpu.shared"
     rig.change(lambda thing: thing["status"]["allocatable"].update({shared: "4"}))
 
     for _ in range(2):
-        rig.node_port.withdraw_devices()
+        rig.node_port.hide_devices()
 
     none = dict.fromkeys((shared, "nvidia.com/gpu", "nvidia.com/mig-1g.10gb"), "0")
     assert rig.stored_node()["status"] == {"allocatable": {"cpu": "63500m"} | none}
@@ -389,7 +389,7 @@ NEXT: dict[str, Callable[[kube_node.KubeNode], object]] = {
     "read": lambda node: node.read(),
     "latest": lambda node: node.latest(),
     "update": lambda node: node.update(lambda _view: node_object.NodePatch(labels={"x": "y"})),
-    "withdraw_devices": lambda node: node.withdraw_devices(),
+    "hide_devices": lambda node: node.hide_devices(),
     "report_devices": lambda node: node.report_devices({"nvidia.com/gpu": 8}),
     "remove_resources": lambda node: node.remove_resources(["nvidia.com/gpu"]),
     "set_condition": lambda node: node.set_condition(READY),

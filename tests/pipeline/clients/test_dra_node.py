@@ -83,9 +83,7 @@ def test_driver_stops_after_pods_with_claims_and_starts_before_them() -> None:
 
 
 @pytest.mark.parametrize("is_replaced", [False, True], ids=["running", "between two pods"])
-def test_stale_slices_are_withdrawn_before_pods_may_be_scheduled_again(
-    *, is_replaced: bool
-) -> None:
+def test_stale_slices_are_deleted_before_pods_may_be_scheduled_again(*, is_replaced: bool) -> None:
     rig = nodes.dra_node(label_managed=not is_replaced)
     if is_replaced:
         without_driver(without_pods(rig))
@@ -403,7 +401,7 @@ def test_another_config_of_the_plugin_does_not_restart_the_driver() -> None:
     assert agents.run(rig, "all-1g.5gb").state is run_status.State.SUCCESS
     assert rig.node_object.labels[well_known.PLUGIN_CONFIG_LABEL] == "sliced"
     assert len(driver_uids) == 1
-    assert "slices.withdraw" not in rig.log
+    assert "slices.delete" not in rig.log
 
 
 def test_verified_driver_is_not_restarted_after_a_kill() -> None:
@@ -415,12 +413,12 @@ def test_verified_driver_is_not_restarted_after_a_kill() -> None:
         lambda: waiting in rig.node_object.status_messages and rig.pods.has_dra_driver,
         lambda rig: agents.run(rig, "all-balanced"),
     )
-    withdrawn = rig.log.count("slices.withdraw")
+    deleted = rig.log.count("slices.delete")
 
     assert agents.resume(rig, "all-balanced").state is run_status.State.SUCCESS
 
     assert len(driver_uids) == 2
-    assert rig.log.count("slices.withdraw") == withdrawn
+    assert rig.log.count("slices.delete") == deleted
     ends.assert_restored(rig)
 
 

@@ -34,7 +34,7 @@ _NOT_COMPARED: Mapping[type, frozenset[str]] = {
             *("all_listed_from_s", "pod_listed_from_s", "all_end_from_s", "pod_ends_from_s"),
             "reports_from_s",
             *("devices_by_pod", "claims"),  # ``key_of`` has them by names of pods
-            *("withdrawn", "reported_devices"),  # they repeat what is schedulable
+            *("hidden", "reported_devices"),  # they repeat what is schedulable
         }
     ),
     # Their numbers are those of the driver's starts: ``key_of`` has only the devices.
@@ -72,7 +72,7 @@ def key_of(rig: node_rig.NodeRig) -> Hashable:
         frozenset(listed),
         None if slices is None else tuple(_as_key(each.uuids) for each in slices),
         rig.clock.now_s < rig.daemons.controller_away_until_s,
-        rig.kubelet.withdrawn is rig.kubelet.schedulable,
+        rig.kubelet.hidden is rig.kubelet.schedulable,
         rig.kubelet.all_listed_from_s > rig.clock.now_s,
         len(rig.verified_layout_file.saved),
     )

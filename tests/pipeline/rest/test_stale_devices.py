@@ -120,7 +120,7 @@ def test_a_gpu_with_mig_enabled_is_a_device_only_without_a_strategy(
 
 @pytest.mark.parametrize("refused", ["allocations.allocatable", "workloads.delete"])
 @pytest.mark.parametrize("why", UNSERVED)
-def test_devices_that_could_not_be_withdrawn_are_withdrawn_later(why: str, refused: str) -> None:
+def test_devices_that_could_not_be_removed_are_removed_later(why: str, refused: str) -> None:
     node = UnservedNode.of(why)
     tamper(node.rig)
     node.rig.failures.add(refused, call_errors.broken(refused))
@@ -282,7 +282,7 @@ def test_a_plugin_is_restarted_after_a_change_of_a_gpu_outside_the_layout() -> N
     stale = rig.kubelet.schedulable
     rested = ends.run_to(rig, "first", Reason.ALREADY_APPLIED, by=agent, is_heal=True)
 
-    assert rig.kubelet.withdrawn is stale
+    assert rig.kubelet.hidden is stale
     assert rig.kubelet.schedulable == rig.plugin_devices
     assert agent.check_drift("first", rested) is actions.Action.REST
 

@@ -115,7 +115,7 @@ def test_an_edit_while_a_gpu_is_lost_is_applied_once_it_is_back() -> None:
     assert "affected" not in rig.pods.names
 
 
-def test_phantoms_are_withdrawn_although_the_file_is_unusable() -> None:
+def test_phantoms_are_removed_although_the_file_is_unusable() -> None:
     rig, agent, outcome = node_without_file()
     rig.kubelet.phantoms = {"nvidia.com/mig-7g.40gb": 1}
 

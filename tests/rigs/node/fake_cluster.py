@@ -47,7 +47,7 @@ class FakeNode(FakePort):
     def _view(self) -> node_object.NodeView:
         rig = self._rig
         shown = {
-            name: 0 if rig.kubelet.schedulable is rig.kubelet.withdrawn else len(ids)
+            name: 0 if rig.kubelet.schedulable is rig.kubelet.hidden else len(ids)
             for name, ids in rig.kubelet.schedulable.items()
         }
         capacity = {
@@ -84,9 +84,9 @@ class FakeNode(FakePort):
         with contextlib.suppress(errors.ClusterError):
             self.patch(change)
 
-    def withdraw_devices(self) -> None:
-        if self._succeeds("node.withdraw_devices"):
-            self._rig.kubelet.withdrawn = self._rig.kubelet.schedulable
+    def hide_devices(self) -> None:
+        if self._succeeds("node.hide_devices"):
+            self._rig.kubelet.hidden = self._rig.kubelet.schedulable
             self._rig.kubelet.reported_devices = dict.fromkeys(self._rig.kubelet.schedulable, 0)
 
     def report_devices(self, counts: Mapping[str, int]) -> None:
@@ -295,9 +295,9 @@ class FakeSlices(FakePort):
         self._rig.record_call("slices.list")
         return self._rig.dra_driver.slices
 
-    def withdraw(self) -> tuple[claims.Slice, ...]:
+    def delete(self) -> tuple[claims.Slice, ...]:
         slices = self._rig.dra_driver.slices
-        if not self._succeeds("slices.withdraw") or slices is None:
+        if not self._succeeds("slices.delete") or slices is None:
             return ()
         self._rig.dra_driver.slices = ()
         return slices

@@ -33,12 +33,12 @@ class Kubelet:
     """UID of a pod -> the same for this pod alone."""
     phantoms: dict[str, int] = dataclasses.field(default_factory=dict)
     """Capacity that kubelet has forgotten, because its one update without it was lost."""
-    withdrawn: Mapping[str, frozenset[str]] | None = None
-    """What was schedulable when the agent last withdrew it; kubelet has not reported since."""
+    hidden: Mapping[str, frozenset[str]] | None = None
+    """What was schedulable when the agent last hid it; kubelet has not reported since."""
     reports_from_s: float = 0.0
     """Before it, the Node shows what the agent reports and not what kubelet has."""
     reported_devices: dict[str, int] = dataclasses.field(default_factory=dict)
-    """The devices that the agent reported since it withdrew the former ones."""
+    """The devices that the agent reported since it hid the former ones."""
 
     @property
     def devices_in_use(self) -> frozenset[str]:

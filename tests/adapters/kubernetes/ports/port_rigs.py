@@ -105,9 +105,9 @@ class InMemory:
         """Have the API server fail at each request."""
         error = errors.ClusterError("broken", reason=reasons.Reason.API_UNAVAILABLE, status=500)
         calls = {
-            "node": "read patch withdraw_devices report_devices remove_resources",
+            "node": "read patch hide_devices report_devices remove_resources",
             "workloads": "list evict can_evict budgets covered_by delete",
-            "slices": "list withdraw",
+            "slices": "list delete",
         }
         self._rig.failures.add_all(
             {f"{port}.{call}": error for port, names in calls.items() for call in names.split()}

@@ -83,10 +83,10 @@ def test_update_adds_and_removes_our_taint_and_named_ones(rig: Rig) -> None:
     assert free.taint_keys == frozenset()
 
 
-def test_withdrawn_devices_are_reported_again_and_others_stay(rig: Rig) -> None:
+def test_hidden_devices_are_reported_again_and_others_stay(rig: Rig) -> None:
     assert rig.node.read().allocatable == port_rigs.DEVICES
 
-    rig.node.withdraw_devices()
+    rig.node.hide_devices()
     assert rig.node.read().allocatable == {GPU: 0, OTHER: 4}
     assert rig.node.read().capacity == port_rigs.DEVICES
 

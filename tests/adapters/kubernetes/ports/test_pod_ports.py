@@ -186,17 +186,17 @@ def test_kubelet_that_does_not_answer_is_an_error(rig: Rig) -> None:
         assert caught.value.reason is reasons.Reason.POD_RESOURCES_UNAVAILABLE
 
 
-def test_withdrawn_slices_are_returned_and_gone(rig: Rig) -> None:
+def test_deleted_slices_are_returned_and_gone(rig: Rig) -> None:
     (published,) = rig.slices.list() or ()
     assert published.uuids == {"gpu-0": "GPU-0"}
 
-    assert rig.slices.withdraw() == (published,)
+    assert rig.slices.delete() == (published,)
 
-    assert rig.slices.list() == rig.slices.withdraw() == ()
+    assert rig.slices.list() == rig.slices.delete() == ()
 
 
 def test_slices_that_may_not_be_listed_are_unknown(rig: Rig) -> None:
     rig.forbid_slices()
 
     assert rig.slices.list() is None
-    assert rig.slices.withdraw() == ()
+    assert rig.slices.delete() == ()

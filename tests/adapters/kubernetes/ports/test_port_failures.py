@@ -33,11 +33,11 @@ RAISING: dict[str, Callable[[Rig], object]] = {
 }
 SILENT: dict[str, Callable[[Rig], object]] = {
     "announce": lambda rig: rig.node.announce(PATCH),
-    "withdraw_devices": lambda rig: rig.node.withdraw_devices(),
+    "hide_devices": lambda rig: rig.node.hide_devices(),
     "report_devices": lambda rig: rig.node.report_devices({GPU: 8}),
     "set_condition": lambda rig: rig.node.set_condition(readiness.NO_LAYOUT_REQUESTED),
     "emit": lambda rig: rig.node.emit(reason="Applied", message="yes", is_warning=False),
-    "withdraw": lambda rig: rig.slices.withdraw(),
+    "delete": lambda rig: rig.slices.delete(),
     "release": lambda rig: rig.slots.release(),
 }
 

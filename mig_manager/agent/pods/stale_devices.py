@@ -1,4 +1,4 @@
-"""Withdraw devices that no GPU has from a node at rest.
+"""Stop a node at rest from advertising devices that no GPU has.
 
 Only a run restarts the device plugin and the DRA driver, and none follows without a request, after
 one that fails early, or in a drift. If another program destroys devices then, the scheduler still
@@ -17,8 +17,8 @@ from mig_manager.core.objects import node_object
 _log = structlog.get_logger()
 
 
-def observe_and_withdraw(context: node_context.NodeContext) -> None:
-    """Observe the GPUs and ``withdraw``, unless the owner has disabled the drift check.
+def observe_and_remove(context: node_context.NodeContext) -> None:
+    """Observe the GPUs and remove stale devices, unless the owner has disabled the drift check.
 
     For an untainted node whose run waits: a plugin would not return to a tainted one.
     """
@@ -31,10 +31,10 @@ def observe_and_withdraw(context: node_context.NodeContext) -> None:
         # Neither a published outcome nor a wait for a slot depends on the devices.
         _log.info("devices_not_checked", reason=error.reason.value, error=error.message)
         return
-    withdraw(context, gpus, view)
+    remove(context, gpus, view)
 
 
-def withdraw(
+def remove(
     context: node_context.NodeContext, gpus: model.ObservedGpus, view: node_object.NodeView
 ) -> None:
     """Restart the advertisers of devices that no GPU has, once; remove phantom devices.
