@@ -139,7 +139,7 @@ def _decide(
     if context.settings.repair is not node_settings.RepairPolicy.RESET:
         return NOTHING
     remembered, unknown = unreachable_gpus.recall_verified(context, gpus)
-    faulty = tuple(gpu for gpu in remembered if gpu.awaits_reset)
+    faulty = tuple(gpu for gpu in remembered if gpu.recovers_by_reset)
     if not (faulty or unknown):
         return NOTHING
     if context.deps.reset is None:
@@ -151,7 +151,9 @@ def _decide(
     )
     ready = []
     waiting = [
-        (f"GPU {gpu.index}", unknown) for gpu in gpus.unreachable if unknown and gpu.requires_reset
+        (f"GPU {gpu.index}", unknown)
+        for gpu in gpus.unreachable
+        if unknown and gpu.recovers_by_reset
     ]
     for gpu in faulty:
         reason = (
@@ -233,7 +235,7 @@ def _end(attempt: attempts.Attempt, outcome: outcomes.Outcome) -> None:
 
 def _with_problems(outcome: outcomes.Outcome, record: requests.RequestRecord) -> outcomes.Outcome:
     """Return the outcome of an active layout, with the failed repairs of its GPUs."""
-    faulty = {gpu.uuid: gpu for gpu in outcome.verified_gpus if gpu.awaits_reset}
+    faulty = {gpu.uuid: gpu for gpu in outcome.verified_gpus if gpu.recovers_by_reset}
     failed = "".join(
         f" The repair of {faulty[each.gpu]} failed: {messages.with_full_stop(each.problem)}"
         for each in record.repairs

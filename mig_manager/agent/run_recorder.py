@@ -171,7 +171,7 @@ class RunRecorder:
 
     def begin_execution(self, before: model.Snapshots, plan: steps.Plan) -> None:
         """Record the snapshot for a rollback, which removes the label of the applied layout."""
-        resets = sum(gpu.needs_reset for gpu in plan.gpus)
+        resets = sum(gpu.resets_gpu for gpu in plan.gpus)
         with_resets = f", with {messages.count(resets, 'reset')}" if resets else ""
         message = f"running {len(plan.steps)} steps on the GPUs{with_resets}"
         gpus = self.journal.gpus.with_snapshots(before)

@@ -82,7 +82,7 @@ class FileRecorder:
                 return error.message
             return ""
         plan = planner.restore(observed, before)
-        if not self.deps.may_reset and any(gpu.needs_reset for gpu in plan.gpus):
+        if not self.deps.may_reset and any(gpu.resets_gpu for gpu in plan.gpus):
             return f"{interrupted} and is not undone, because that resets a GPU"
         with self.deps.uninterrupted():
             result = self.deps.new_transaction(self).roll_back(before, requires_idle=True)

@@ -154,7 +154,7 @@ class PlanExecutor:
         silent = [
             remembered[gpu.uuid]
             for gpu in now.unreachable
-            if gpu.requires_reset and gpu.uuid in remembered
+            if gpu.recovers_by_reset and gpu.uuid in remembered
         ]
         faulty = (*now.only(uuids - remembered.keys()), *silent)
         if self.reset is not None and faulty:

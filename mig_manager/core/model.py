@@ -278,7 +278,7 @@ class Gpu:
         return self.recovery_action not in (None, RecoveryAction.NONE)
 
     @property
-    def awaits_reset(self) -> bool:
+    def recovers_by_reset(self) -> bool:
         """Whether the driver requests a reset, without which no new work runs on the GPU."""
         return self.recovery_action is RecoveryAction.GPU_RESET
 
@@ -340,7 +340,7 @@ class UnreachableGpu:
     recovery_action: RecoveryAction | None = None  # None: not reported
 
     @property
-    def requires_reset(self) -> bool:
+    def recovers_by_reset(self) -> bool:
         """Whether the driver answers that it requires a reset, and requests nothing else."""
         return self.reason is reasons.Reason.GPU_NEEDS_RESET and self.recovery_action in (
             None,

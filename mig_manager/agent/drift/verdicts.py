@@ -152,7 +152,7 @@ def _deciding_facts(gpus: model.ObservedGpus) -> Hashable:
             gpu.uuid,
             gpu.current_mode,
             gpu.pending_mode,
-            gpu.awaits_reset,
+            gpu.recovers_by_reset,
             frozenset((info.profile, info.placements) for info in gpu.profiles or ()),
             frozenset(
                 (gi.profile, gi.placement, len(gi.compute_instances)) for gi in gpu.gpu_instances

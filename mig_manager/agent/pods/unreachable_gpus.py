@@ -27,9 +27,9 @@ def recall_verified(
     Raises:
         ClusterError: The API refused or does not answer.
     """
-    if not any(gpu.requires_reset for gpu in gpus.unreachable):
+    if not any(gpu.recovers_by_reset for gpu in gpus.unreachable):
         return gpus, ""
-    if others := [str(gpu) for gpu in gpus.unreachable if not gpu.requires_reset]:
+    if others := [str(gpu) for gpu in gpus.unreachable if not gpu.recovers_by_reset]:
         return gpus, f"the pods of {messages.list_names(others)} are not known either"
     verified = _verified_gpus(context)
     if unknown := [str(gpu) for gpu in gpus.unreachable if gpu.uuid not in verified]:

@@ -173,7 +173,7 @@ def summary(result: plans.Planned, after: Iterable[model.Gpu] = ()) -> str:
         sentence += f"; MIG mode of {messages.count(len(modes - pending), 'GPU')} changed"
     if modes & pending:
         sentence += f"; {messages.count(len(modes & pending), 'MIG mode')} pending"
-    resets = sum(each.needs_reset and each.gpu_uuid not in pending for each in result.plan.gpus)
+    resets = sum(each.resets_gpu and each.gpu_uuid not in pending for each in result.plan.gpus)
     return f"{sentence}; " + (f"{messages.count(resets, 'GPU')} reset" if resets else "no reset")
 
 

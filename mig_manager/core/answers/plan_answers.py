@@ -111,7 +111,7 @@ def plan(planned: steps.GpuPlan) -> GpuPlan:
         "index": planned.gpu_index,
         "uuid": planned.gpu_uuid,
         "changes_mode": bool(planned.of(steps.SetMode)),
-        "needs_reset": planned.needs_reset,
+        "needs_reset": planned.resets_gpu,
         "is_provisional": planned.is_provisional,
         "steps": [_step_data(step) for step in planned.steps],
         "target": [

@@ -105,7 +105,7 @@ def draw_change(
             continue
         mode = _mode_text(gpu)
         if gpu_plan.takes_whole_gpu:
-            how = ", resets the GPU" if gpu_plan.needs_reset else ""
+            how = ", resets the GPU" if gpu_plan.resets_gpu else ""
             after = _on_off(_mode_after(gpu, gpu_plan))
             mode = f"MIG {_on_off(gpu.current_mode)} → {after}{how}"
         lines = _bar_change(gpu, gpu_plan, style)

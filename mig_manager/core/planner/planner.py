@@ -94,7 +94,7 @@ def repair(gpus: Sequence[model.Gpu], before: Sequence[model.GpuSnapshot]) -> st
     """
     to_repair = {gpu.uuid for gpu in before}
     resets = tuple(
-        _reset(gpu) for gpu in _by_index(gpus) if gpu.uuid in to_repair and gpu.awaits_reset
+        _reset(gpu) for gpu in _by_index(gpus) if gpu.uuid in to_repair and gpu.recovers_by_reset
     )
     uuids = {each.gpu_uuid for each in resets}
     rest = restore(gpus, [each for each in before if each.uuid not in uuids])
@@ -251,7 +251,7 @@ def _mode_step(gpu: model.Gpu, mode: model.MigMode) -> steps.SetMode | None:
         gpu_uuid=gpu.uuid,
         mode=mode,
         # Cancelling a pending change needs no reset.
-        needs_reset=gpu.mode_change_needs_reset and gpu.current_mode is not mode,
+        resets_gpu=gpu.mode_change_needs_reset and gpu.current_mode is not mode,
     )
 
 

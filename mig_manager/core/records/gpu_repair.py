@@ -98,7 +98,7 @@ def end(repairs: Repairs, problem: Callable[[str], str] = lambda _uuid: "") -> R
 
 def is_possible(gpu: model.Gpu) -> bool:
     """Return whether a reset ends the fault of a GPU, and is possible."""
-    return gpu.awaits_reset and not why_impossible(gpu)
+    return gpu.recovers_by_reset and not why_impossible(gpu)
 
 
 def why_impossible(gpu: model.Gpu) -> str:

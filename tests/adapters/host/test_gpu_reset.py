@@ -114,7 +114,7 @@ def test_a_repair_resets_each_gpu_once_without_a_pending_mode(boot: Boot, refuse
     machine.reset([gpus[0], gpus[2]], is_repair=True)
 
     assert machine.resets == [1, 0, 1]
-    assert not any(gpu.awaits_reset for gpu in machine.rig.gpus.observe())
+    assert not any(gpu.recovers_by_reset for gpu in machine.rig.gpus.observe())
 
 
 @pytest.mark.parametrize(

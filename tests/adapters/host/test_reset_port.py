@@ -123,9 +123,9 @@ def test_a_gpu_without_a_pending_mode_is_only_reset_for_a_repair(rig: Rig) -> No
         rig.port.reset([rig.gpus[0]], Notes())
 
     assert caught.value.reason is Reason.RESET_REQUIRED
-    assert rig.gpus[0].awaits_reset
+    assert rig.gpus[0].recovers_by_reset
     rig.port.reset([rig.gpus[0]], Notes(), is_repair=True)
-    assert not rig.gpus[0].awaits_reset
+    assert not rig.gpus[0].recovers_by_reset
 
 
 PASSTHROUGH = {"virtualization": model.Virtualization.PASSTHROUGH}

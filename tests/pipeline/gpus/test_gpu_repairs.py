@@ -355,7 +355,7 @@ def test_a_second_fault_in_the_pause_waits_and_another_gpu_does_not() -> None:
     assert agent.check_drift("all-balanced", outcome) is actions.Action.RUN
     agents.run(rig, "all-balanced", by=agent)
 
-    assert [gpu.awaits_reset for gpu in rig.gpus] == [True, False]
+    assert [gpu.recovers_by_reset for gpu in rig.gpus] == [True, False]
     assert "GPU 0 (repair 1 has ended; another begins at" in repairs.message(rig)
 
 

@@ -44,7 +44,9 @@ def test_a_fault_during_a_change_is_repaired_before_the_next_attempt() -> None:
         lambda: repairs.break_gpus(rig, 0),
         when=lambda: not repairs.resets(rig),
     )
-    rig.failures.add(steps.Step, call_errors.broken("gpus"), when=lambda: rig.gpus[0].awaits_reset)
+    rig.failures.add(
+        steps.Step, call_errors.broken("gpus"), when=lambda: rig.gpus[0].recovers_by_reset
+    )
     agent = repairs.agent_of(rig)
     outcome = repairs.request_other(rig, agent)
     assert outcome.should_retry

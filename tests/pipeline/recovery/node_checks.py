@@ -41,7 +41,7 @@ def problems_at_rest(
     if play.request_key[0] and ready != str(state == run_status.State.SUCCESS.value):
         problems.append(f"ended {state} with the condition {rig.node_object.ready_condition}")
     problems += _not_restored(play)
-    if play.is_as_begun and any(gpu.awaits_reset for gpu in rig.gpus):
+    if play.is_as_begun and any(gpu.recovers_by_reset for gpu in rig.gpus):
         problems.append(f"not repaired: {rig.node_object.recovery_condition}")
     problems += _evicted_pods(play)
     if rig.dra_driver.is_installed:

@@ -66,7 +66,7 @@ def key_of(rig: node_rig.NodeRig) -> Hashable:
         *(rig.node_object.status.get(name) for name in ("config", "configHash", "state", "phase")),
         rig.node_object.annotations.get(well_known.JOURNAL_ANNOTATION),
         layout_table.devices_in_words(rig.gpus),
-        tuple(gpu.awaits_reset for gpu in rig.gpus),
+        tuple(gpu.recovers_by_reset for gpu in rig.gpus),
         tuple(uuid for gpu in rig.gpus for uuid in gpu.mig_uuids),
         tuple(pods),
         frozenset(listed),

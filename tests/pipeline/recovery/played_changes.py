@@ -211,7 +211,7 @@ class _Pauses:
         """
         play, rig = self._play, self._play.rig
         is_repair = play.change.is_repair and play.request_key[0] is not None
-        if not (is_repair and any(gpu.awaits_reset for gpu in rig.gpus)):
+        if not (is_repair and any(gpu.recovers_by_reset for gpu in rig.gpus)):
             raise agent_loop.EndOfPause
         if rig.owner.is_cordoned:
             # No repair begins before people uncordon the node.

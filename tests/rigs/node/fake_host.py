@@ -183,7 +183,7 @@ class FakeHost(fake_cluster.FakePort):
                 current_mode=gpu.pending_mode,
                 gpu_instances=(),
                 recovery_action=self._rig.resets.action_after
-                if gpu.awaits_reset
+                if gpu.recovers_by_reset
                 else gpu.recovery_action,
             )
             if gpu.uuid in uuids

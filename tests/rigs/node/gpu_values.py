@@ -67,7 +67,7 @@ def pending(gpus: Iterable[model.Gpu], step: steps.SetMode) -> tuple[model.Gpu, 
 def unreachable(gpu: model.Gpu) -> model.UnreachableGpu:
     """Return a GPU that requires a reset or has fallen off the bus, as the driver reports it."""
     reason, code, answer = reasons.Reason.GPU_LOST, 15, "GPU is lost"
-    if gpu.awaits_reset:
+    if gpu.recovers_by_reset:
         reason, code, answer = reasons.Reason.GPU_NEEDS_RESET, 16, "GPU requires reset"
     return model.UnreachableGpu(
         index=gpu.index,
@@ -129,7 +129,7 @@ def execute(gpus: tuple[model.Gpu, ...], plan: steps.Plan) -> tuple[model.Gpu, .
 
 
 def mode_step(gpu: model.Gpu, mode: model.MigMode) -> steps.SetMode:
-    return steps.SetMode(gpu_uuid=gpu.uuid, mode=mode, needs_reset=gpu.mode_change_needs_reset)
+    return steps.SetMode(gpu_uuid=gpu.uuid, mode=mode, resets_gpu=gpu.mode_change_needs_reset)
 
 
 def gi_step(gpu: model.Gpu, name: str, start: int | None = None) -> steps.CreateGpuInstance:

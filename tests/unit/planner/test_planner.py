@@ -83,7 +83,7 @@ def test_an_undesired_pending_mode_is_cancelled_without_a_reset(
 ) -> None:
     plan = plan_to(gpu, desired)
     assert step_lines(plan) == ["mode enabled" if gpu.current_mode is ON else "mode disabled"]
-    assert not plan.gpus[0].needs_reset
+    assert not plan.gpus[0].resets_gpu
 
 
 def test_every_gpu_gets_a_plan_of_its_own_and_others_are_not_touched() -> None:
@@ -160,10 +160,10 @@ def test_engines_that_the_driver_has_granted_are_not_disputed() -> None:
 def test_enabling_changes_the_mode_before_it_creates() -> None:
     plan = plan_to(samples.gpu(samples.A100, mode=OFF), {"7g.40gb": 1})
     assert step_lines(plan) == ["mode enabled", "+gi 7g.40gb 0:8", "+ci 7g.40gb 0:7 in 0:8"]
-    assert plan.gpus[0].needs_reset
+    assert plan.gpus[0].resets_gpu
     assert not plan.is_provisional
     hopper = samples.gpu(samples.H100, mode=OFF, needs_reset=False)
-    assert not plan_to(hopper, {"7g.80gb": 1}).gpus[0].needs_reset
+    assert not plan_to(hopper, {"7g.80gb": 1}).gpus[0].resets_gpu
 
 
 def test_a_plan_without_listed_profiles_is_provisional() -> None:
