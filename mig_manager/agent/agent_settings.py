@@ -7,7 +7,7 @@ that their manifests and scripts keep working.
 import dataclasses
 import pathlib
 from collections.abc import Mapping
-from typing import ClassVar, Self
+from typing import Self
 
 from mig_manager import errors
 from mig_manager.adapters.host import process
@@ -21,30 +21,43 @@ class RunSettings(node_settings.LayoutSources, node_settings.ChangeTimeouts):
     """What pipeline and loop may do, and for how long: a part of the agent's settings."""
 
     drain_timeout_s: float = options.seconds(
-        "how long evicted pods may take to end", default=300.0
+        "how long evicted pods may take to end", default=300.0, group=options.EVICTIONS
     )
     plugin_timeout_s: float = options.seconds(
-        "how long the device plugin may take to stop or start", default=300.0
+        "how long the device plugin may take to stop or start", default=300.0, group=options.TIMES
     )
     monitor_timeout_s: float = options.seconds(
-        "how long a monitor may take to be ready before the next one starts", default=60.0
+        "how long a monitor may take to be ready before the next one starts",
+        default=60.0,
+        group=options.TIMES,
     )
     allows_foreign_managers: bool = options.switch(
         "continue although another program manages MIG on this node",
         name="allow-foreign-managers",
+        group=options.CHANGE,
     )
     heals_drift: bool = options.switch(
-        "restore the layout after another program changed it", name="heal-drift"
+        "restore the layout after another program changed it",
+        name="heal-drift",
+        group=options.DRIFT,
     )
-    repair: node_settings.RepairPolicy = options.declare(node_settings.REPAIR)
+    repair: node_settings.RepairPolicy = options.declare(
+        dataclasses.replace(node_settings.REPAIR, group=options.DRIFT)
+    )
     drift_check_interval_s: float = options.seconds(
-        "pause between drift checks; 0: no checks", default=300.0
+        "pause between drift checks; 0: no checks", default=300.0, group=options.DRIFT
     )
     retry_initial_s: float = options.seconds(
-        "pause before the first retry", default=5.0, minimum=options.MIN_PAUSE_S
+        "pause before the first retry",
+        default=5.0,
+        minimum=options.MIN_PAUSE_S,
+        group=options.TIMES,
     )
     retry_max_s: float = options.seconds(
-        "longest pause between retries", default=300.0, minimum=options.MIN_PAUSE_S
+        "longest pause between retries",
+        default=300.0,
+        minimum=options.MIN_PAUSE_S,
+        group=options.TIMES,
     )
     reboot_timeout_s: float = 600.0
     """How long the node may take to go down after a reboot was requested."""
@@ -76,36 +89,9 @@ _NOT_NEEDED = tuple(
 class AgentSettings(node_settings.NodeSettings, RunSettings):
     """Settings of the agent; durations in seconds."""
 
-    groups: ClassVar[Mapping[str, tuple[str, ...]]] = {
-        "evictions": ("drain-policy", "drain-strategy", "force-drain", "drain-timeout-s"),
-        "the change": (
-            "hooks-file",
-            "extra-clients-file",
-            "gpu-clients-file",
-            "with-reboot",
-            "with-shutdown-host-gpu-clients",
-            "allow-foreign-managers",
-        ),
-        "layouts": ("generated-layouts", "custom-layouts", "plugin-configs", "lenient"),
-        "drift and faults": ("heal-drift", "drift-check-interval-s", "repair", "watch-gpu-events"),
-        "many nodes": ("max-concurrent-nodes", "slots-namespace", "startup-taint"),
-        "metrics and log": ("health-port", "health-address", "log-level", "log-format", "debug"),
-        "time limits and pauses": (
-            "plugin-timeout-s",
-            "monitor-timeout-s",
-            "hook-timeout-s",
-            "lock-timeout-s",
-            "in-use-timeout-s",
-            "gpu-timeout-s",
-            "service-stop-timeout-s",
-            "service-start-timeout-s",
-            "reboot-timeout-s",
-            "retry-initial-s",
-            "retry-max-s",
-            "poll-interval-s",
-        ),
-    }
-    is_debug: bool = options.declare(dataclasses.replace(node_settings.DEBUG, short=""))
+    is_debug: bool = options.declare(
+        dataclasses.replace(node_settings.DEBUG, short="", group=options.METRICS)
+    )
     node_name: str = options.text(
         "the node to serve (required)", short="n", variable="NODE_NAME", default=""
     )
@@ -121,29 +107,39 @@ class AgentSettings(node_settings.NodeSettings, RunSettings):
     )
     policy: policies.Policy = options.declare_from(policies.Policy)
     max_concurrent_nodes: int = options.count(
-        "how many nodes of the cluster may change their GPUs at once", default_text="any number"
+        "how many nodes of the cluster may change their GPUs at once",
+        default_text="any number",
+        group=options.MANY_NODES,
     )
     slots_namespace: str = options.text(
         "namespace of the Leases that count these nodes",
         variable="POD_NAMESPACE",
         default="mig-manager",
+        group=options.MANY_NODES,
     )
     extra_clients_file: pathlib.Path | None = options.path(
-        "YAML table of your own GPU daemons to stop during a change"
+        "YAML table of your own GPU daemons to stop during a change", group=options.CHANGE
     )
     hooks_file: pathlib.Path | None = options.path(
-        "programs to run around every change, in nvidia-mig-parted's format", default_text="none"
+        "programs to run around every change, in nvidia-mig-parted's format",
+        default_text="none",
+        group=options.CHANGE,
     )
     watches_gpu_events: bool = options.switch(
-        "let NVML report changes of the MIG configuration at once", name="watch-gpu-events"
+        "let NVML report changes of the MIG configuration at once",
+        name="watch-gpu-events",
+        group=options.DRIFT,
     )
     poll_interval_s: float = options.seconds(
         "longest pause between checks while waiting",
         default=1.0,
         minimum=options.MIN_PAUSE_S,
+        group=options.TIMES,
     )
     health_port: int = options.port(
-        "serve /metrics, /healthz and /readyz on this port", default_text="disabled"
+        "serve /metrics, /healthz and /readyz on this port",
+        default_text="disabled",
+        group=options.METRICS,
     )
     health_address: str = options.declare(node_settings.HEALTH_ADDRESS)
     log_level: node_settings.LogLevel = options.declare(node_settings.LOG_LEVEL)

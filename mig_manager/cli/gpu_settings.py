@@ -94,7 +94,7 @@ class GpuSettings(command_settings.AnswerSettings, node_settings.LocalSettings):
         "anything is destroyed",
         name="wait-for-idle",
         default=0.0,
-        group=node_settings.CHANGE,
+        group=options.CHANGE,
     )
     pod_resources_socket: pathlib.Path | None = options.path(
         "ask this kubelet which pods use the devices, such as "
@@ -104,13 +104,13 @@ class GpuSettings(command_settings.AnswerSettings, node_settings.LocalSettings):
     ignores_pods: bool = options.switch(
         "also destroy or reset devices that kubelet lists for pods",
         name="ignore-pods",
-        group=node_settings.CHANGE,
+        group=options.CHANGE,
     )
     usual_socket: pathlib.Path  # kubelet's, where no other is named
     gpus: node_settings.GpuAccess = options.declare_from(node_settings.GpuAccess)
     search_path: str  # where to search for a hook's program, as in ``PATH``
     roots: host_settings.HostRoots = options.declare_from(
-        host_settings.RootOptions, "driver-root", group="GPUs"
+        host_settings.RootOptions, "driver-root", group=options.GPUS
     )
 
     @classmethod

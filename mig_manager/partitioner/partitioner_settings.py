@@ -141,12 +141,16 @@ class PartitionerSettings:
         group=_LEASE,
     )
     health_port: int = options.port(
-        "serve /metrics, /healthz and /readyz on this port", default_text="disabled"
+        "serve /metrics, /healthz and /readyz on this port",
+        default_text="disabled",
+        group=options.METRICS,
     )
     health_address: str = options.declare(node_settings.HEALTH_ADDRESS)
     log_level: node_settings.LogLevel = options.declare(node_settings.LOG_LEVEL)
     log_format: node_settings.LogFormat = options.declare(node_settings.LOG_FORMAT)
-    is_debug: bool = options.declare(dataclasses.replace(node_settings.DEBUG, short=""))
+    is_debug: bool = options.declare(
+        dataclasses.replace(node_settings.DEBUG, short="", group=options.METRICS)
+    )
     pod_name: str | None = options.text(
         "name of the partitioner's own pod; set by the manifests",
         variable="POD_NAME",

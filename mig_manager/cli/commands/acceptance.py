@@ -67,10 +67,10 @@ class Settings(
         name="change-gpu",
         metavar="UUID",
         has_variable=False,
-        group=node_settings.CHANGE,
+        group=options.CHANGE,
     )
     is_confirmed: bool = options.switch(
-        "do not ask before the course", name="yes", has_variable=False, group=node_settings.CHANGE
+        "do not ask before the course", name="yes", has_variable=False, group=options.CHANGE
     )
 
 

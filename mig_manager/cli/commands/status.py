@@ -44,7 +44,7 @@ class Settings(
         "fault that needs this recovery action, such as 0=gpu-reset; INDEX=none ends it",
         name="simulate-event",
         metavar="EVENT",
-        group="GPUs",
+        group=options.GPUS,
         has_variable=False,
     )
     output_format: node_settings.OutputFormat = command_settings.output_format(

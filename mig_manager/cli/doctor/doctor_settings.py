@@ -56,7 +56,7 @@ class DoctorSettings(
     gpus: node_settings.GpuAccess = options.declare_from(node_settings.GpuAccess)
     proc: pathlib.Path | None  # None: the kernel knows nothing of simulated GPUs
     dev: pathlib.Path = options.declare_from(
-        host_settings.RootOptions, "driver-root", group="GPUs"
+        host_settings.RootOptions, "driver-root", group=options.GPUS
     )
     has_cluster: bool  # whether a missing cluster is a failure
     has_kubelet: bool  # whether a missing kubelet is a failure

@@ -31,8 +31,8 @@ _TOPIC = options.Option(
     has_variable=False,
 )
 _FIRST_GROUPS = (
-    *(options.OPTIONS, "evictions", "layouts", "the change"),
-    *("drift and faults", "many nodes", "metrics and log", "host", "GPUs"),
+    *(options.OPTIONS, options.EVICTIONS, options.LAYOUTS, options.CHANGE),
+    *(options.DRIFT, options.MANY_NODES, options.METRICS, options.HOST, options.GPUS),
 )
 """The first headings in help, with what people set first; the output's heading comes last."""
 

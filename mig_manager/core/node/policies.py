@@ -76,16 +76,19 @@ class Policy:
         name="drain-policy",
         metavar="WHO",
         default=DrainPolicy.AFFECTED,
+        group=options.EVICTIONS,
     )
     strategy: DrainStrategy = options.choice(
         "if budgets allow only some evictions: rolling starts with these, whole waits for all",
         name="drain-strategy",
         metavar="HOW",
         default=DrainStrategy.ROLLING,
+        group=options.EVICTIONS,
     )
     is_forced: bool = options.switch(
         "delete pods that remain at the drain's deadline, ignoring PodDisruptionBudgets",
         name="force-drain",
+        group=options.EVICTIONS,
     )
     plugin_configs: tuple[tuple[str, str], ...] = options.declare(
         options.Option(
@@ -94,6 +97,7 @@ class Policy:
             parse=parse_plugin_configs,
             default=(),
             default_text="unchanged",
+            group=options.LAYOUTS,
         )
     )
     startup_taints: frozenset[str] = options.declare(
@@ -104,6 +108,7 @@ class Policy:
             parse=parse_startup_taint,
             default=frozenset(),
             is_repeatable=True,
+            group=options.MANY_NODES,
         )
     )
 

@@ -16,12 +16,11 @@ _HOST_MOUNT = pathlib.Path("/host")
 _BUS_SOCKET = pathlib.Path("run/dbus/system_bus_socket")
 _PLAIN_IN_ADDRESS = "/-_.\\*"
 """Characters that a D-Bus address need not escape, beside letters and digits."""
-_MACHINE = "host"
 NVIDIAS = "options of NVIDIA's agent"
 _FOLDER: Any = {"metavar": options.FOLDER, "group": NVIDIAS}
-_SWITCH: Any = {"metavar": "BOOL", "is_value_optional": True, "group": NVIDIAS}
+_SWITCH: Any = {"metavar": "BOOL", "is_value_optional": True}
 """A switch of NVIDIA's agent may have a value: ``--with-reboot=false``."""
-_TIMEOUT: Any = {"minimum": 0.1, "group": _MACHINE}
+_TIMEOUT: Any = {"minimum": 0.1, "group": options.TIMES}
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,14 +98,14 @@ class HostSettings:
             default_text="yes",
             parse=options.parse_switch,
             default=True,
-            group=_MACHINE,
+            group=options.HOST,
         ),
         options.Option(
             name="no-gpu-reset",
             dest="gpu_reset",
             const="false",  # not False, which counts as absent
             help="never reset a GPU: fail with ResetRequired, or reboot if that is allowed",
-            group=_MACHINE,
+            group=options.HOST,
         ),
     )
     dbus_address: str = options.text(
@@ -114,7 +113,7 @@ class HostSettings:
         metavar="ADDRESS",
         default_text="its usual socket",
         variable="DBUS_SYSTEM_BUS_ADDRESS",
-        group=_MACHINE,
+        group=options.HOST,
     )
     reboot_timeout_s: float = options.seconds(
         "how long the machine may take to go down once it agreed to reboot",
@@ -133,6 +132,7 @@ class HostSettings:
         "reboot the node, once for a layout, for a MIG mode that no reset can set",
         short="r",
         variable="WITH_REBOOT",
+        group=options.CHANGE,
         **_SWITCH,
     )
     shuts_host_clients: bool = options.switch(
@@ -140,16 +140,20 @@ class HostSettings:
         name="with-shutdown-host-gpu-clients",
         short="d",
         variable="WITH_SHUTDOWN_HOST_GPU_CLIENTS",
+        group=options.CHANGE,
         **_SWITCH,
     )
     gpu_clients_file: pathlib.Path | None = options.path(
         "host services that use GPUs: 'version: v1', 'systemd-services: [NAME, ...]'",
         short="g",
         variable="GPU_CLIENTS_FILE",
-        group=NVIDIAS,
+        group=options.CHANGE,
     )
     cdi_enabled: bool = options.switch(
-        "write the CDI specs again after a change", variable="CDI_ENABLED", **_SWITCH
+        "write the CDI specs again after a change",
+        variable="CDI_ENABLED",
+        group=NVIDIAS,
+        **_SWITCH,
     )
     roots: HostRoots = options.declare_from(RootOptions)
 

@@ -20,7 +20,7 @@ LAYOUT_SUFFIX = _LAYOUT_FILE.stem
 """Suffixes of the files that a simulated node has beside its state."""
 _SIMULATE_VARIABLES = "MIG_MANAGER_SIMULATE", "MIG_MANAGER_SIMULATE_STATE"
 _LOADER_VARIABLES = ("LD_LIBRARY_PATH", "LD_PRELOAD")  # variables of ld.so(8)
-_GPUS, _FILES = "GPUs", "files"
+_FILES = "files"
 DEBUG = options.Option(
     name="debug",
     short="d",
@@ -29,7 +29,6 @@ DEBUG = options.Option(
     parse=options.parse_switch,
     default=False,
 )
-CHANGE = "the change"
 
 
 class Colour(enum.Enum):
@@ -81,11 +80,14 @@ HEALTH_ADDRESS = options.Option(
     metavar="ADDRESS",
     default="",
     default_text="all addresses",
+    group=options.METRICS,
 )
 LOG_LEVEL = options.choosing(
-    "debug, info, warning or error", metavar="LEVEL", default=LogLevel.INFO
+    "debug, info, warning or error", metavar="LEVEL", default=LogLevel.INFO, group=options.METRICS
 )
-LOG_FORMAT = options.choosing("json or console", metavar="FORMAT", default=LogFormat.JSON)
+LOG_FORMAT = options.choosing(
+    "json or console", metavar="FORMAT", default=LogFormat.JSON, group=options.METRICS
+)
 """Options that the services and the commands that start them share."""
 
 
@@ -98,20 +100,23 @@ class GpuAccess:
         "that 'acceptance' wrote",
         name="simulate",
         metavar=options.SPEC,
-        group=_GPUS,
+        group=options.GPUS,
     )
     """None with a state file: the GPUs of that file."""
     simulate_state: pathlib.Path | None = options.path(
         "file that keeps the simulated GPUs between commands",
         default_text="one for each SPEC in the user's state directory",
-        group=_GPUS,
+        group=options.GPUS,
     )
     """None: the GPUs are real."""
     is_fresh: bool = options.switch(
-        "reset the simulated GPUs to MIG off", name="fresh", group=_GPUS
+        "reset the simulated GPUs to MIG off", name="fresh", group=options.GPUS
     )
     library_path: str | None = options.text(
-        "NVML's library", metavar=options.FILE, default_text="libnvidia-ml.so.1", group=_GPUS
+        "NVML's library",
+        metavar=options.FILE,
+        default_text="libnvidia-ml.so.1",
+        group=options.GPUS,
     )
     driver_roots: tuple[str, ...] = ()
     """Where to look for the library when the loader does not find the right one."""
@@ -158,10 +163,12 @@ class LayoutSources(DocumentSettings):
         "layouts generated from the GPUs: merge adds to the layout file, only replaces it, off",
         metavar="HOW",
         default=GeneratedLayouts.MERGE,
+        group=options.LAYOUTS,
     )
     has_custom_layouts: bool = options.switch(
         "take layout 'custom' from the node's annotation mig-manager.io/layout",
         name="custom-layouts",
+        group=options.LAYOUTS,
     )
     has_default_layouts: bool = False
     """Whether the layout file is the default file, which generated layouts override."""
@@ -192,12 +199,12 @@ class ChangeTimeouts:
     in_use_timeout_s: float = options.seconds(
         "how long to retry GPUs and instances that are in use",
         default=30.0,
-        group=CHANGE,
+        group=options.CHANGE,
     )
     lock_timeout_s: float = options.seconds(
         "how long to wait while another manager changes the GPUs; 0: not at all",
         default=30.0,
-        group=CHANGE,
+        group=options.CHANGE,
     )
 
 
@@ -209,6 +216,7 @@ class NodeSettings(DocumentSettings, ChangeTimeouts):
         "how long a hook may take that has no time-out of its own",
         default=300.0,
         minimum=options.MIN_PAUSE_S,
+        group=options.CHANGE,
     )
     lock_file: pathlib.Path = options.path(
         "lock that keeps two managers from changing one node's GPUs",
@@ -224,7 +232,7 @@ class NodeSettings(DocumentSettings, ChangeTimeouts):
         "how long one operation on the GPUs may take",
         default=120.0,
         minimum=options.MIN_PAUSE_S,
-        group=_GPUS,
+        group=options.GPUS,
     )
 
 

@@ -18,6 +18,16 @@ from mig_manager import errors
 PREFIX = "MIG_MANAGER_"
 """Prefix of our variables of the environment, before the option's name in capitals."""
 OPTIONS = "options"  # the heading in help of options without a group
+# Other headings.
+EVICTIONS = "evictions"
+LAYOUTS = "layouts"
+CHANGE = "the change"
+DRIFT = "drift and faults"
+MANY_NODES = "many nodes"
+METRICS = "metrics and log"
+HOST = "host"
+GPUS = "GPUs"
+TIMES = "time limits and pauses"
 
 FILE = "FILE"
 FOLDER = "FOLDER"
@@ -171,22 +181,16 @@ def of(settings: type) -> tuple[Option, ...]:
     """Return the options of a settings class, in the order of help.
 
     If the class has names in ``takes``, these are its options. Otherwise all declared ones are,
-    and inherited fields follow the class's own. ``groups`` has the names under other headings.
+    and inherited fields follow the class's own.
 
     Raises:
         LookupError: No option has one of these names.
     """
     takes: tuple[str, ...] = getattr(settings, "takes", ())
-    groups: Mapping[str, tuple[str, ...]] = getattr(settings, "groups", {})
-    headings = {name: group for group, names in groups.items() for name in names}
     fields = {field.name: field for field in dataclasses.fields(settings)}
     own_first = dict.fromkeys((*filter(fields.get, settings.__annotations__), *fields))
-    declared = {
-        option.name: dataclasses.replace(option, group=headings.get(option.name, option.group))
-        for name in own_first
-        for option in _of_field(fields[name])
-    }
-    if unknown := {*takes, *headings} - declared.keys():
+    declared = {option.name: option for name in own_first for option in _of_field(fields[name])}
+    if unknown := set(takes) - declared.keys():
         raise LookupError(f"{settings.__name__} declares no option {', '.join(sorted(unknown))}")
     return tuple(declared[name] for name in takes or declared)
 
