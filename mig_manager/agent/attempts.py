@@ -139,9 +139,8 @@ class Attempt(node_context.NodeContext):
             rest, since = self.verified_layout.without_verified_since(before, gpus)
             if since:
                 _log.warning("interrupted_change_outdated", verified_since=since)
-                self.recorder.set_journal(
-                    applied_before="", gpus=self.journal.gpus.with_snapshots(rest)
-                )
+                entries = dataclasses.replace(self.journal.gpus, snapshots=rest)
+                self.recorder.set_journal(applied_before="", gpus=entries)
 
     def until_solved(
         self, find: Callable[[pod_object.Pods], _Problem], timeout_s: float

@@ -221,6 +221,28 @@ def test_a_failed_request_is_retried_once_an_unreachable_gpu_is_back() -> None:
     assert ends.is_as_before(rig, [before])
 
 
+def test_a_gpu_that_a_command_set_up_leaves_another_to_be_restored() -> None:
+    rig = local_rig.LocalRig("before")
+    rig.start_plugin()
+    former = rig.gpus
+    journal = journals.Journal(
+        layout="requested",
+        gpus=journals.GpuEntries(
+            snapshots=tuple(gpu.snapshot for gpu in former), is_verified=True
+        ),
+    )
+    rig.node_object.annotations[well_known.JOURNAL_ANNOTATION] = journal.to_json()
+    rig.change_to("first-only")
+    rig.driver.lost.add(former[1].uuid)
+    agent = agents.start(rig, "missing", layouts=local_rig.LAYOUTS_TEXT)
+
+    outcome = agents.run(rig, "missing", by=agent)
+
+    assert outcome.reason is Reason.UNKNOWN_CONFIG
+    assert pending(rig) == (former[1].uuid,)
+    assert not outcome.should_retry
+
+
 def test_without_a_request_an_unreachable_gpu_is_restored_later() -> None:
     rig, before = node_with_lost_gpu()
     agent = agents.start(rig, None)
