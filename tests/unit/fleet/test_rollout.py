@@ -73,6 +73,12 @@ NO_GPUS: dict[str, Any] = {"requested": None, "applied": "", "state": None, "sta
             (),
             id="none cordoned by others beside one in progress",
         ),
+        pytest.param(
+            [failed_node("a", is_retried=True), node("z", is_unschedulable=True)],
+            "1",
+            (),
+            id="none cordoned by others beside one that is retried",
+        ),
         pytest.param([done_node("a"), node("b")], "1", ("b",), id="another after one is applied"),
         pytest.param(
             [draining_node("a"), node("b")], "2", ("b",), id="another than one in a change"
