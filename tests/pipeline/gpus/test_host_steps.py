@@ -243,8 +243,17 @@ def test_a_rollback_that_waits_for_the_plugin_to_go_gives_signs_of_life() -> Non
     assert max(silences) < 1
 
 
+FIRST_ONLY = """
+version: v1
+mig-configs:
+  first:
+  - {devices: [0], mig-enabled: true, mig-devices: {2g.10gb: 3}}
+"""
+
+
 def test_verified_layouts_are_kept_for_the_next_boot() -> None:
     rig = nodes.node()
+    ends.run_to(rig, "first", Reason.APPLIED, layouts=FIRST_ONLY)
     ends.run_to(rig, ALL_1G, Reason.APPLIED)
     rig.driver.lost.add(rig.gpus[0].uuid)
 
@@ -255,11 +264,12 @@ def test_verified_layouts_are_kept_for_the_next_boot() -> None:
     ]
     first, second = sorted(gpu.uuid for gpu in rig.gpus)
     assert [(each.layout, each.boot_id, each.covered) for each in kept] == [
+        ("first", "boot-1", (first,)),
         (ALL_1G, "boot-1", (first, second)),
         ("all-balanced", "boot-1", (second,)),
     ]
-    assert {gpu.uuid for gpu in kept[1].snapshots} == {gpu.uuid for gpu in rig.gpus}
-    assert ends.is_as_before(rig, kept[1].snapshots)
+    assert {gpu.uuid for gpu in kept[-1].snapshots} == {gpu.uuid for gpu in rig.gpus}
+    assert ends.is_as_before(rig, kept[-1].snapshots)
 
 
 def test_a_layout_that_fails_is_not_kept() -> None:
