@@ -122,13 +122,16 @@ def test_devices_of_an_earlier_boot_are_not_remembered() -> None:
     assert UNVERIFIED in repairs.message(rig)
 
 
-def test_a_gpu_that_a_person_resets_during_the_drain_is_not_reset_again() -> None:
+@pytest.mark.parametrize("answers_again", [True, False])
+def test_a_gpu_that_needs_no_reset_after_the_drain_is_not_reset(*, answers_again: bool) -> None:
     rig = repairs.stuck_node()
     before = rig.gpus
 
     def recover() -> None:
-        rig.driver.lost.clear()
+        # A GPU that still does not answer has fallen off the bus.
         rig.gpus = gpu_values.with_action(rig.gpus, model.RecoveryAction.NONE, 0)
+        if answers_again:
+            rig.driver.lost.clear()
 
     rig.callbacks.add(moments.Call, recover, when=lambda: "workloads.evict" in rig.log, times=1)
 
