@@ -33,8 +33,10 @@ from tests.rigs.node import agents, driver_rules, fakes, node_rig, parts
 def node_followed(kube: api.KubeApi, notify: Callable[[], None]) -> Iterator[None]:
     follower = watch.NodeWatch(kube, name="n1", on_node=lambda _: notify())
     follower.start()
-    yield
-    follower.end()
+    try:
+        yield
+    finally:
+        follower.end()
 
 
 @contextlib.contextmanager
@@ -43,8 +45,10 @@ def pods_followed(kube: api.KubeApi, notify: Callable[[], None]) -> Iterator[Non
     pod_watch.expect_change()
     with contextlib.suppress(Exception):
         pod_watch.first_list()
-    yield
-    pod_watch.dismiss()
+    try:
+        yield
+    finally:
+        pod_watch.dismiss()
 
 
 @contextlib.contextmanager
