@@ -120,7 +120,7 @@ def _price_s(step: steps.Step, latency: states.Latency) -> float:
         case steps.Reset():
             return 0.0  # no layout needs one
         case steps.SetMode():
-            return latency.mode_with_reset_s if step.resets_gpu else latency.mode_without_reset_s
+            return latency.mode_with_reset_s if step.needs_reset else latency.mode_without_reset_s
 
 
 def scale_latency(latency: states.Latency, factor: float) -> states.Latency:

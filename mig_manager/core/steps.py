@@ -54,7 +54,7 @@ class SetMode:
 
     gpu_uuid: str
     mode: model.MigMode
-    resets_gpu: bool
+    needs_reset: bool
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,7 +151,7 @@ class GpuPlan:
     @property
     def resets_gpu(self) -> bool:
         """Whether a repair or the change of MIG mode resets the GPU."""
-        return self.is_repair or any(step.resets_gpu for step in self.of(SetMode))
+        return self.is_repair or any(step.needs_reset for step in self.of(SetMode))
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -229,7 +229,7 @@ def describe(step: Step) -> str:
             where = f"instance {step.gpu_instance_id}"
             return f"destroy GPU instance {step.profile} at {step.placement} ({where})"
         case SetMode():
-            how = ", which resets the GPU" if step.resets_gpu else ""
+            how = ", which resets the GPU" if step.needs_reset else ""
             return f"change MIG mode to {step.mode.value}{how}"
         case Reset():
             return "reset the GPU"

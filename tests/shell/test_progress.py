@@ -16,7 +16,7 @@ from tests.rigs.shell.shell_node import ShellNode
 from tests.shell import terminal
 
 _FRAME = re.compile(r"\r\x1b\[K([^\r\n]*)")
-_STEP = steps.SetMode(gpu_uuid="GPU-0", mode=model.MigMode.ENABLED, resets_gpu=False)
+_STEP = steps.SetMode(gpu_uuid="GPU-0", mode=model.MigMode.ENABLED, needs_reset=False)
 
 
 def shown_by(node: ShellNode, *argv: str) -> list[str]:

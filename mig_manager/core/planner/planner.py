@@ -251,7 +251,7 @@ def _mode_step(gpu: model.Gpu, mode: model.MigMode) -> steps.SetMode | None:
         gpu_uuid=gpu.uuid,
         mode=mode,
         # Cancelling a pending change needs no reset.
-        resets_gpu=gpu.mode_change_needs_reset and gpu.current_mode is not mode,
+        needs_reset=gpu.mode_change_needs_reset and gpu.current_mode is not mode,
     )
 
 

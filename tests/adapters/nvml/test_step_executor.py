@@ -280,7 +280,7 @@ def test_a_gpu_that_left_the_node_is_unreachable_and_no_other_is_changed(
     index: int, rig: NvmlRig
 ) -> None:
     before = rig.observe()
-    step = steps.SetMode(gpu_uuid="GPU-gone", mode=ON, resets_gpu=False)
+    step = steps.SetMode(gpu_uuid="GPU-gone", mode=ON, needs_reset=False)
     plan = steps.GpuPlan(gpu_uuid="GPU-gone", gpu_index=index, steps=(step,), target=())
     after = rig.gpus.execute(steps.Plan(gpus=(plan,)))
     (gone,) = after.unreachable

@@ -88,7 +88,7 @@ def _set_mode(gpu: model.Gpu, step: steps.SetMode) -> model.Gpu:
     if step.mode is gpu.current_mode:
         return dataclasses.replace(gpu, pending_mode=step.mode)
     assert not gpu.gpu_instances, "Ampere: instances are clients, the switch would be pending"
-    assert step.resets_gpu == gpu.mode_change_needs_reset
+    assert step.needs_reset == gpu.mode_change_needs_reset
     return dataclasses.replace(gpu, current_mode=step.mode, pending_mode=step.mode)
 
 

@@ -129,7 +129,7 @@ def execute(gpus: tuple[model.Gpu, ...], plan: steps.Plan) -> tuple[model.Gpu, .
 
 
 def mode_step(gpu: model.Gpu, mode: model.MigMode) -> steps.SetMode:
-    return steps.SetMode(gpu_uuid=gpu.uuid, mode=mode, resets_gpu=gpu.mode_change_needs_reset)
+    return steps.SetMode(gpu_uuid=gpu.uuid, mode=mode, needs_reset=gpu.mode_change_needs_reset)
 
 
 def gi_step(gpu: model.Gpu, name: str, start: int | None = None) -> steps.CreateGpuInstance:
