@@ -233,7 +233,7 @@ def prepare_simulation(access: node_settings.GpuAccess, note: Callable[[str], ob
             remedy="Remove the file, or name another one with --simulate-state.",
         ) from error
     except OSError as error:
-        raise state_file.not_saved(path, error) from error
+        raise state_file.NotSavedError(path, error) from error
     if is_new or access.is_from_variable:
         gpus = " + ".join(f"{number} {name}" for name, number in names.items())
         note(f"simulated GPUs: {gpus}, in {path}")

@@ -91,6 +91,8 @@ class Stage:
                 self._start(exits)
             except OSError as error:
                 raise _no_room(error) from error
+            except state_file.NotSavedError as error:
+                raise _no_room(error.cause) from error
             self._exits = exits.pop_all()
         return self
 

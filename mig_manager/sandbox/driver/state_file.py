@@ -219,7 +219,7 @@ class SharedState:
         try:
             self._cached = replace(self.path, node), node
         except OSError as error:
-            raise not_saved(self.path, error) from error
+            raise NotSavedError(self.path, error) from error
 
     @contextlib.contextmanager
     def _exclusively(self, suffix: str) -> Iterator[None]:
@@ -228,12 +228,15 @@ class SharedState:
             yield
 
 
-def not_saved(path: pathlib.Path, error: OSError) -> errors.UsageError:
-    """Return the error for a state file that cannot be written, as on a full disk."""
-    return errors.UsageError(
-        f"cannot save simulated GPUs in {path}: {error.strerror or error}",
-        remedy="Name another file with --simulate-state.",
-    )
+class NotSavedError(errors.UsageError):
+    """A state file that cannot be written, as on a full disk."""
+
+    def __init__(self, path: pathlib.Path, cause: OSError) -> None:
+        super().__init__(
+            f"cannot save simulated GPUs in {path}: {cause.strerror or cause}",
+            remedy="Name another file with --simulate-state.",
+        )
+        self.cause = cause
 
 
 def replace(path: pathlib.Path, data: Any) -> Version:
