@@ -228,11 +228,11 @@ class Soak(stateful.RuleBasedStateMachine):
         if outcome is None:
             # Without a request, or at the end of the process, the next start or request rolls back
             # and finds out whether the devices are advertised.
-            pending = ("snapshot", "advertisers")
+            pending = ("snapshots", "advertisers")
         elif outcome.should_retry:
             # A drain that is tried again keeps its taint: pods have left the node already. The
             # next try rolls back where a process prevented that.
-            pending = ("snapshot", "has_reconfiguring_taint")
+            pending = ("snapshots", "has_reconfiguring_taint")
         deployed = {key: value for key, value in rig.desired_labels.items() if value}
         view = fake_cluster.FakeNode(rig).latest(is_at_rest=True)
         remaining = unrestored.on_node(
