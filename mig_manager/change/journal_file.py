@@ -184,7 +184,7 @@ def open_recorder(
         if text is None:
             return empty
         entries = journals.Journal.from_json(text)
-        plan = planner.restore(observed, entries.gpus.snapshots)
+        is_undone = planner.are_restored(observed, entries.gpus.snapshots)
     except (ValueError, errors.ConfigError, errors.LayoutError) as error:
         problem = error.message if isinstance(error, errors.MigManagerError) else str(error)
         try:
@@ -210,12 +210,6 @@ def open_recorder(
             ),
         ),
         layout=layout,
-    )
-    is_complete = not planner.unowned_instances(observed, entries.gpus.snapshots)
-    is_undone = (
-        plan.is_empty
-        and is_complete
-        and not observed.unreachable_snapshots(entries.gpus.snapshots)
     )
     if is_undone:
         recorder.set_journal(gpus=recorder.journal.gpus.with_snapshots(()))

@@ -117,8 +117,6 @@ class VerifiedLayoutStore:
 def _is_active(snapshot: model.GpuSnapshot, gpus: model.ObservedGpus) -> bool:
     """Return whether a GPU has exactly the instances of a snapshot."""
     try:
-        return planner.restore(gpus, [snapshot]).is_empty and not (
-            gpus.unreachable_snapshots([snapshot]) or planner.unowned_instances(gpus, [snapshot])
-        )
+        return planner.are_restored(gpus, [snapshot])
     except errors.LayoutError:
         return False

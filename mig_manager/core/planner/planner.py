@@ -101,6 +101,16 @@ def repair(gpus: Sequence[model.Gpu], before: Sequence[model.GpuSnapshot]) -> st
     return combine(steps.Plan(gpus=resets), rest)
 
 
+def are_restored(gpus: model.ObservedGpus, snapshots: Sequence[model.GpuSnapshot]) -> bool:
+    """Return whether all GPUs of snapshots have exactly their instances; raises as ``restore``.
+
+    A GPU that is not on the node counts as restored, and one that is unreachable does not.
+    """
+    return restore(gpus, snapshots).is_empty and not (
+        gpus.unreachable_snapshots(snapshots) or unowned_instances(gpus, snapshots)
+    )
+
+
 def unowned_instances(
     gpus: Sequence[model.Gpu], snapshots: Sequence[model.GpuSnapshot]
 ) -> tuple[str, ...]:
