@@ -124,7 +124,6 @@ def as_if_undone(
 ) -> model.Gpu:
     """Return a GPU as undoing an interrupted run leaves it."""
     entries = _read(deps.journal)
-    before: model.Gpu | model.GpuSnapshot
     snapshots, _ = _still_to_undo(deps, entries, observed)
     before = next((each for each in snapshots if each.uuid == gpu.uuid), gpu)
     return dataclasses.replace(
@@ -203,6 +202,7 @@ def open_recorder(
         # The other entries are the agent's, and do not occur in a file.
         journals.Journal(
             layout=entries.layout,
+            boot_id=entries.boot_id,
             gpus=journals.GpuEntries(
                 snapshots=planner.trim(observed, entries.gpus.snapshots),
                 has_stale_files=True,
@@ -214,9 +214,7 @@ def open_recorder(
     if is_undone:
         recorder.set_journal(gpus=recorder.journal.gpus.with_snapshots(()))
         return recorder
-    rest, why = _still_to_undo(
-        deps, dataclasses.replace(recorder.journal, boot_id=entries.boot_id), observed
-    )
+    rest, why = _still_to_undo(deps, recorder.journal, observed)
     if why:
         deps.notify(f"{describe_interrupted(entries)}{why}: it is not undone there")
         recorder.set_journal(gpus=recorder.journal.gpus.with_snapshots(rest))
@@ -261,8 +259,7 @@ def _still_to_undo(
     rest, since = deps.verified_layout.without_verified_since(before, observed)
     if not since:
         return before, ""
-    uuids = {gpu.uuid for gpu in rest}
-    gpus = ", ".join(map(str, observed.only(gpu.uuid for gpu in before if gpu.uuid not in uuids)))
+    gpus = ", ".join(map(str, observed.only(gpu.uuid for gpu in before if gpu not in rest)))
     return rest, f", and layout '{since}' was verified since on {gpus}"
 
 
