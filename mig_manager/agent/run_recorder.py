@@ -67,7 +67,7 @@ class RunRecorder:
         self._take_over_journal = take_over_journal
         """Resumes GPU clients that no journal lists; returns the entries of earlier runs as the
         Node has them now."""
-        self.owns_journal = False
+        self._owns_journal = False
         """Whether this run has had the node's lock and journal, whose entries it undoes."""
         self.has_had_lock = False
         """Whether this run has had the node's lock; if not, another agent may use its slot."""
@@ -86,7 +86,7 @@ class RunRecorder:
         self.has_had_lock = True
         # Even without entries: another agent may have begun a change and been killed since.
         self.journal = self._take_over_journal()
-        self.owns_journal = True
+        self._owns_journal = True
 
     def set_journal(self, **fields: Unpack[journals.Fields]) -> None:
         """Change entries; the next patch writes them."""
@@ -261,20 +261,20 @@ class RunRecorder:
 
     def _journal_to_keep(self, end: node_entries.RunEnd) -> journals.Journal:
         """Return the entries that stay at an end of the run: all if they are another process'."""
-        return self.journal.remaining(end) if self.owns_journal else self.journal
+        return self.journal.remaining(end) if self._owns_journal else self.journal
 
     def _patch_to(
         self, after: journals.Journal, view: node_object.NodeView
     ) -> node_object.NodePatch:
         """Return the new entries, and what changes on the node with them."""
-        if not self.owns_journal:
+        if not self._owns_journal:
             return node_object.NodePatch()
         changed = journals.patch_between(self.journal, after, view)
         return changed.merge(node_patches.of_journal(after))
 
     def _journal_patch(self, journal: journals.Journal) -> node_object.NodePatch:
         """Return the patch with the entries: nothing if they are another process'."""
-        if not self.owns_journal:
+        if not self._owns_journal:
             return node_object.NodePatch()
         return node_patches.of_journal(journal)
 
@@ -288,5 +288,5 @@ class RunRecorder:
         self._deps.telemetry.state_published(self.status.state)
 
     def _save_on_host(self) -> None:
-        if self.owns_journal:
+        if self._owns_journal:
             self._publisher.save_on_host(self.record, self.journal)
