@@ -45,7 +45,7 @@ def resume_and_verify(
 
 
 def verify_unchanged(
-    attempt: attempts.Attempt, gpus: model.ObservedGpus, unrestored: model.Snapshots = ()
+    attempt: attempts.Attempt, gpus: model.ObservedGpus, unrestored: model.Snapshots
 ) -> outcomes.Outcome:
     """Verify a layout that needs no step, and finish an interrupted run if there is one.
 
