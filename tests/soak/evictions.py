@@ -3,14 +3,11 @@
 The planner is not asked: every state that a GPU can have with the layout is looked at.
 """
 
-import dataclasses
 from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
-from mig_manager.catalogue import hardware
-from mig_manager.core import model
 from mig_manager.sandbox.driver import states
-from tests.rigs.node import samples
+from tests.rigs.node import samples, simulated_rig
 from tests.rigs.planner import oracle
 from tests.soak import layouts
 
@@ -44,7 +41,7 @@ def _devices_to_destroy(
 
     Where several ways end equally few devices in use, any of them may be taken.
     """
-    observed = _gpu_of(board, gpu)
+    observed = simulated_rig.driver_gpu(board, gpu)
     if gpu.is_enabled is not (desired is not None):
         return {board.uuid, *observed.mig_uuids}
     if desired is None:
@@ -54,30 +51,3 @@ def _devices_to_destroy(
     losses = [len(set(in_use).intersection(way)) for way in ways]
     fewest = min(losses, default=0)
     return {uuid for way, lost in zip(ways, losses, strict=True) if lost == fewest for uuid in way}
-
-
-def _gpu_of(board: states.Board, gpu: states.GpuState) -> model.Gpu:
-    """Return a simulated GPU as the driver reports it, as far as the search needs it."""
-    return dataclasses.replace(
-        hardware.template(board.product, board.index),
-        gpu_instances=tuple(
-            model.GpuInstance(
-                instance_id=gi.instance_id,
-                profile=board.row(gi.profile_id).profile,
-                profile_id=gi.profile_id,
-                placement=gi.placement,
-                compute_instances=tuple(
-                    model.ComputeInstance(
-                        instance_id=ci.instance_id,
-                        profile=dataclasses.replace(
-                            board.row(gi.profile_id).profile, compute_slices=ci.placement.size
-                        ),
-                        placement=ci.placement,
-                        uuid=board.mig_uuid(gi, ci),
-                    )
-                    for ci in gi.compute_instances
-                ),
-            )
-            for gi in gpu.instances
-        ),
-    )

@@ -58,18 +58,21 @@ def driver_geometry(state: nvml_faults.SharedState) -> tuple[GpuGeometry, ...]:
 
 def driver_gpus(state: nvml_faults.SharedState) -> tuple[model.Gpu, ...]:
     """Return the GPUs as the driver itself has them: no function of NVML is called."""
-    return tuple(
-        dataclasses.replace(
-            hardware.template(board.product, board.index),
-            uuid=board.uuid,
-            current_mode=_mode(is_enabled=gpu.is_enabled),
-            pending_mode=_mode(is_enabled=gpu.is_pending),
-            gpu_instances=tuple(
-                _gpu_instance(board, instance)
-                for instance in sorted(gpu.instances, key=lambda each: each.placement)
-            ),
-        )
-        for board, gpu in zip(state.boards, state.read().gpus, strict=True)
+    gpus = zip(state.boards, state.read().gpus, strict=True)
+    return tuple(driver_gpu(board, gpu) for board, gpu in gpus)
+
+
+def driver_gpu(board: states.Board, gpu: states.GpuState) -> model.Gpu:
+    """Return one GPU as the driver has it in a state."""
+    return dataclasses.replace(
+        hardware.template(board.product, board.index),
+        uuid=board.uuid,
+        current_mode=_mode(is_enabled=gpu.is_enabled),
+        pending_mode=_mode(is_enabled=gpu.is_pending),
+        gpu_instances=tuple(
+            _gpu_instance(board, instance)
+            for instance in sorted(gpu.instances, key=lambda each: each.placement)
+        ),
     )
 
 
