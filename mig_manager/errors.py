@@ -224,6 +224,11 @@ class ClusterError(MigManagerError):
         return self.status == _NOT_FOUND
 
     @property
+    def is_not_served(self) -> bool:
+        """Whether the API does not serve the object or its kind, or not to us."""
+        return self.is_not_found or self.reason is reasons.Reason.FORBIDDEN
+
+    @property
     def may_be_done(self) -> bool:
         """Whether the request may have been executed: only a refusal excludes that.
 

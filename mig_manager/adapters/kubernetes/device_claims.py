@@ -4,13 +4,12 @@ A cluster before Kubernetes 1.34 does not serve this API. Without a DeviceClass 
 only the DeviceClasses are watched.
 """
 
-import http
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
 import structlog
 
-from mig_manager import errors, reasons
+from mig_manager import errors
 from mig_manager.adapters.kubernetes import api, collection, watch
 from mig_manager.core.node.devices import claims, device_classes
 from mig_manager.core.objects import well_known
@@ -39,10 +38,7 @@ class _Optional(collection.Collection[_Item]):
 
     def lost(self, error: Exception) -> None:
         match error:
-            case errors.ClusterError(
-                status=http.HTTPStatus.NOT_FOUND | http.HTTPStatus.FORBIDDEN,
-                reason=reasons.Reason.API_ERROR | reasons.Reason.FORBIDDEN,
-            ):
+            case errors.ClusterError(is_not_served=True):
                 if not self.is_absent:
                     _log.info("collection_absent", of=self._plural, detail=error.message)
                 self.is_absent = True

@@ -50,7 +50,7 @@ class KubeSlices:
         try:
             return tuple(rest.list_items(get, "resourceslices", self._query, claims.parse_slice))
         except errors.ClusterError as error:
-            if not _is_unavailable(error):
+            if not error.is_not_served:
                 raise
             _log.info("resource_slices_not_listed", error=error.message)
             return None
@@ -136,7 +136,7 @@ class PodClaims:
         try:
             listed = rest.list_items(get, "resourceclaims", {}, claims.parse_reservation)
         except errors.ClusterError as error:
-            if not _is_unavailable(error):
+            if not error.is_not_served:
                 raise
             _log.info("claims_not_listed", error=error.message)
             return {}
@@ -237,11 +237,6 @@ class _Resources:
         except errors.ClusterError as error:
             if not error.is_not_found:
                 raise
-
-
-def _is_unavailable(error: errors.ClusterError) -> bool:
-    """Return whether the API has no such resource, or forbids it; not while it is starting."""
-    return error.is_not_found or error.reason is reasons.Reason.FORBIDDEN
 
 
 def _raise_if_transient(error: errors.ClusterError) -> None:
