@@ -26,6 +26,9 @@ def on_node(
     """
     text = view.annotations.get(well_known.JOURNAL_ANNOTATION)
     journal = journals.Journal.from_json(text) if pending_entries and text else journals.NONE
+    kinds = (journal.node, journal.host, journal.gpus)
+    known_entries = {each.name for kind in kinds for each in dataclasses.fields(kind)}
+    assert known_entries.issuperset(pending_entries), f"no such entries: {pending_entries}"
     kept = dataclasses.replace(
         journal,
         node=_without(journal.node, journals.NONE.node, pending_entries),
