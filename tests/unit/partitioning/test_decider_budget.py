@@ -1,9 +1,6 @@
 """Which nodes count against the budget of nodes under change."""
 
 import datetime as dt
-from collections.abc import Mapping
-from types import MappingProxyType
-from typing import Any, NamedTuple
 
 import pytest
 
@@ -13,13 +10,12 @@ from mig_manager.core.partitioning.decision import changes
 from mig_manager.core.partitioning.nodes import node_requests, own_clock, partitioned_nodes
 from mig_manager.core.records import run_status
 from tests.rigs import api_objects
-from tests.rigs.cluster.partitions import EMPTY, NOW, decide, lines, node, parse_cluster, pod
+from tests.rigs.cluster.partitions import EMPTY, NOW, node, parse_cluster, pod
+from tests.unit.partitioning.decision_cases import OTHERS, DecisionCase
 
 FULL = "as many nodes as allowed are under change"
-OTHERS = "it is being changed for other pods"
 WORKS = "works on layout custom"
 A, B = (f"{name}: 1x 7g.40gb for p0" for name in "ab")
-LATER = {"now": NOW + dt.timedelta(seconds=400)}
 
 
 def working(
@@ -64,57 +60,50 @@ RETRIED = node(
 PODS = [pod(f"p{number}", "7g.40gb", age_s=90 - number) for number in range(3)]
 
 
-class Decision(NamedTuple):
-    """Some nodes, and what is decided about them with one pod and a budget of one node."""
-
-    nodes: list[api_objects.Object]
-    expected: list[str]
-    options: Mapping[str, Any] = MappingProxyType({})  # what differs from that
+def of_one(
+    nodes: list[api_objects.Object], expected: str, *, now: dt.datetime = NOW
+) -> DecisionCase:
+    """Return what is decided with one pod and a budget of one node."""
+    limits = {"max_unavailable": "1", "now": now}
+    return DecisionCase(nodes=nodes, pods=PODS[:1], limits=limits, expected=[expected])
 
 
 DECISIONS = {
-    "as many nodes as the budget allows": Decision(
+    "as many nodes as the budget allows": DecisionCase(
         nodes=EVERY,
-        options={"pods": PODS, "max_unavailable": "67%"},
+        pods=PODS,
+        limits={"max_unavailable": "67%"},
         expected=[
             A,
             B.replace("p0", "p1"),
             f"p2 LIMITED: it waits for c ({FULL}); a, b ({OTHERS})",
         ],
     ),
-    "nodes for expected pods are in the budget": Decision(
+    "nodes for expected pods are in the budget": DecisionCase(
         nodes=EVERY,
-        options={"pods": [], "expected": PODS},
+        pods=[],
+        limits={"max_unavailable": "1", "expected": PODS},
         expected=[A.replace("p0", "expected pods")],
     ),
-    "a node under change is in the budget": Decision(
-        nodes=[working(), OTHER], expected=[limited_line(WORKS)]
+    "a node under change is in the budget": of_one([working(), OTHER], limited_line(WORKS)),
+    "a run may take an hour": of_one([working(age_s=3500), OTHER], limited_line(WORKS)),
+    "an agent that died in a run is not in the budget": of_one([working(age_s=4000), OTHER], B),
+    "the agent was just asked": of_one(
+        [SILENT, OTHER], limited_line("has not reported on layout x")
     ),
-    "a run may take an hour": Decision(
-        nodes=[working(age_s=3500), OTHER], expected=[limited_line(WORKS)]
+    "an agent that is silent for long is not in the budget": of_one(
+        [SILENT, OTHER], B, now=NOW + dt.timedelta(seconds=400)
     ),
-    "an agent that died in a run is not in the budget": Decision(
-        nodes=[working(age_s=4000), OTHER], expected=[B]
+    "a node whose agent will retry is not changed": of_one(
+        [RETRIED], "p0 UNUSABLE: it waits for a (its agent retries layout x)"
     ),
-    "the agent was just asked": Decision(
-        nodes=[SILENT, OTHER], expected=[limited_line("has not reported on layout x")]
-    ),
-    "an agent that is silent for long is not in the budget": Decision(
-        nodes=[SILENT, OTHER], options=LATER, expected=[B]
-    ),
-    "a node whose agent will retry is not changed": Decision(
-        nodes=[RETRIED], expected=["p0 UNUSABLE: it waits for a (its agent retries layout x)"]
-    ),
-    "a node whose agent will retry is not in the budget": Decision(
-        nodes=[RETRIED, OTHER], expected=[B]
-    ),
+    "a node whose agent will retry is not in the budget": of_one([RETRIED, OTHER], B),
 }
 
 
 @pytest.mark.parametrize("case", DECISIONS.values(), ids=DECISIONS)
-def test_nodes_under_change_count_against_the_budget(case: Decision) -> None:
-    usual: api_objects.Object = {"pods": PODS[:1], "max_unavailable": "1"}
-    assert lines(decide(case.nodes, **{**usual, **case.options})) == case.expected
+def test_nodes_under_change_count_against_the_budget(case: DecisionCase) -> None:
+    assert case.decision_lines() == case.expected
 
 
 @pytest.mark.parametrize(
