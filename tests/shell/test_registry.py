@@ -32,7 +32,15 @@ def test_a_row_names_a_module_with_settings_and_their_runner(
 
     assert issubclass(settings, accepted)
     assert others == [console.Console, int]
-    assert options.of(settings)
+    option_names = {option.name for option in options.of(settings)}
+    own_fields = [
+        (field.name, object, dataclasses.field(default=None, metadata=field.metadata))
+        for field in dataclasses.fields(settings)
+        if field.name in settings.__annotations__
+    ]
+    declared = options.of(dataclasses.make_dataclass("Own", own_fields))
+    assert option_names
+    assert {option.name for option in declared} <= option_names
 
 
 @pytest.mark.parametrize(("of", "row"), ROWS)
