@@ -165,8 +165,10 @@ def test_kept_node_serves_its_layouts_to_the_plugin(demo: Demo) -> None:
     demo.environ["PATH"] = os.pathsep.join([str(plugin_rig.BIN), os.environ["PATH"]])
     demo.start_logged(*DEMO, "--scenario", "first-layout", "--keep")
     demo.wait_for(KEPT)
-    kubeconfig, *_path, layouts, rollout, label = commands(demo.output())
+    kubeconfig, path, layouts, rollout, label = commands(demo.output())
     assert kubeconfig.startswith(f"export KUBECONFIG='{demo.temporary}")
+    # The next terminal may be outside the virtual environment.
+    assert str(plugin_rig.BIN) in path
 
     namespaces = shell(demo, kubeconfig, "kubectl get namespaces").split()
     assert {"default", "gpu-operator", "mig-manager"} <= {*namespaces}
