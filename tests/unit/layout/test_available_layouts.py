@@ -42,6 +42,11 @@ def test_every_name_is_served_once_and_the_right_one_wins(
         assert layout.location.source == (SOURCE if is_own else "generated for " + A100.name)
 
 
+@given(names)
+def test_where_nothing_is_generated_the_file_counts_alone(own_names: set[str]) -> None:
+    assert available_layouts.merge(document(own_names), {}, is_default=True) == document(own_names)
+
+
 @pytest.mark.parametrize("name", hardware.product_names())
 def test_every_generated_layout_fits_and_is_shown_with_its_instances(name: str) -> None:
     gpu = hardware.template(hardware.find(name))
