@@ -8,14 +8,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from mig_manager.catalogue import hardware
-from mig_manager.core.fleet import (
-    fleet_nodes,
-    goals,
-    listed_layouts,
-    marks,
-    node_amounts,
-    rollout,
-)
+from mig_manager.core.fleet import fleet_nodes, goals, marks, node_amounts, rollout
 from mig_manager.core.layout import layout_list, layout_parser
 from mig_manager.core.objects import well_known
 from mig_manager.core.records import inventory_codec, run_status
@@ -232,7 +225,8 @@ class Course(NamedTuple):
     """A rollout, step by step."""
 
     steps: list[Step]
-    options: Mapping[str, Any] = MappingProxyType({})
+    options: Mapping[str, Any] = MappingProxyType({})  # of ``rolling``
+    is_carried_out: bool = False  # whether labels are written as decided
 
 
 AWAITED = "rolling; a pending; unavailable a"
@@ -248,7 +242,7 @@ COURSES = {
         ]
     ),
     "a requested node counts before its label shows it": Course(
-        options={"is_carried_out": True},
+        is_carried_out=True,
         steps=[
             Step(0, [node("a"), node("b")], "rolling; a to-do, b to-do; start a"),
             Step(1, [node("a"), node("b")], "rolling; a pending, b to-do; unavailable a"),
@@ -361,7 +355,7 @@ COURSES = {
         ]
     ),
     "a request without response is withdrawn and makes room": Course(
-        options={"is_carried_out": True},
+        is_carried_out=True,
         steps=[
             Step(
                 0, [requested_node("a"), node("b")], "rolling; a pending, b to-do; unavailable a"
@@ -529,7 +523,7 @@ COURSES = {
         ],
     ),
     "the agent of a superseded node has the whole time for its response": Course(
-        options={"is_carried_out": True},
+        is_carried_out=True,
         steps=[
             Step(
                 0,
@@ -550,19 +544,13 @@ COURSES = {
 
 @pytest.mark.parametrize("course", COURSES.values(), ids=COURSES)
 def test_a_rollout_takes_its_course_step_by_step(course: Course) -> None:
-    options = course.options
-    is_carried_out = options.get("is_carried_out", False)
-    rolled = rolling(
-        options.get("most", "1"),
-        pauses=options.get("pauses", False),
-        document=options.get("document", listed_layouts.NO_FILE),
-    )
+    rolled = rolling(**course.options)
     for now_s, nodes, expected in course.steps:
         decision = rolled.decide(nodes, now_s)
         assert shown(decision) == expected, now_s
-        for name in decision.start if is_carried_out else ():
+        for name in decision.start if course.is_carried_out else ():
             rolled.record_request(name)
-        for name in decision.withdraw if is_carried_out else ():
+        for name in decision.withdraw if course.is_carried_out else ():
             rolled.record_withdrawal(name)
 
 
