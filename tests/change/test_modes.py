@@ -53,7 +53,7 @@ mig-configs:
 def test_mode_only_without_resets_leaves_the_mode_pending(
     *, is_in_use: bool, has_interrupted: bool
 ) -> None:
-    """A persistence daemon uses the GPU, so the driver answers call_errors.IN_USE."""
+    """A persistence daemon uses the GPU, so the driver says that it is in use."""
     rig = LocalRig("one-off" if has_interrupted else "off")
     before = rig.geometry[1]
     layout = mode_of_first(rig) if has_interrupted else rig.layouts.layout("bare")

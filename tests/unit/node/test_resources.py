@@ -1,4 +1,4 @@
-"""Extended resources: names, counts, whether they are schedulable, and who asks for them."""
+"""Extended resources: names, counts, and who asks for them."""
 
 import dataclasses
 
@@ -11,7 +11,7 @@ from mig_manager.core.objects import pod_object
 from mig_manager.core.planner import planner
 from tests.rigs.node import gpu_values, samples
 
-GPU, SHARED = "nvidia.com/gpu", "nvidia.com/gpu.shared"
+GPU = "nvidia.com/gpu"
 MIXED = {"nvidia.com/mig-1g.5gb": 2, "nvidia.com/mig-2g.10gb": 1, "nvidia.com/mig-3g.20gb": 1}
 
 

@@ -4,9 +4,7 @@ import datetime as dt
 import json
 
 from mig_manager.core import model
-from mig_manager.core.records import (
-    capacity,
-)
+from mig_manager.core.records import capacity
 from tests.rigs.node import samples
 
 AT = "2026-03-01T12:00:00+00:00"
