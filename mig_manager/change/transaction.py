@@ -81,11 +81,9 @@ class Transaction:
             Superseded: The change was superseded before its first step, or while a hook ran.
         """
         points = points or hook_points.HookPoints()
-        begun = self._begin(first_plan, observed, interrupted)
-        part = points.first_part(first_plan)
-        current = dataclasses.replace(
-            begun, plan=part or first_plan, is_first_part=part is not None
-        )
+        current = self._begin(first_plan, observed, interrupted)
+        if part := points.first_part(first_plan):
+            current = dataclasses.replace(current, plan=part, is_first_part=True)
         has_begun = False
         try:
             while not current.plan.is_empty:
