@@ -10,7 +10,7 @@ import pytest
 import structlog.testing
 
 from mig_manager import errors
-from mig_manager.agent.pods import drain_scope
+from mig_manager.agent.pods import drain, drain_scope
 from mig_manager.core.node import eviction_rules, policies
 from mig_manager.core.objects import pod_object
 from mig_manager.reasons import Reason
@@ -205,15 +205,21 @@ def test_force_deletes_and_announces_nothing_while_kubelet_is_silent(rig: NodeRi
     assert "workloads.delete" not in rig.log
 
 
+def new_refusing_drain(rig: NodeRig, policy: policies.Policy | None = None) -> drain.Drain:
+    """Return the drain of a change that may affect no pod."""
+    draining = new_drain(rig, policy=policy)
+    rights = drain_scope.Refuse(Reason.IN_USE, "in use by {}".format)
+    scope = dataclasses.replace(draining.scope, rights=rights)
+    return dataclasses.replace(draining, scope=scope)
+
+
 def test_a_change_that_may_affect_no_pod_evicts_none_that_gets_a_device() -> None:
     rig = empty()
     gpu_pod(rig, "train")
-    draining = new_drain(rig)
-    rights = drain_scope.Refuse(Reason.IN_USE, "in use by {}".format)
-    refusing = dataclasses.replace(draining.scope, rights=rights)
+    refusing = new_refusing_drain(rig)
 
     with pytest.raises(errors.MigManagerError, match="in use by default/train"):
-        dataclasses.replace(draining, scope=refusing).run()
+        refusing.run()
 
     assert "workloads.evict" not in rig.log
 
@@ -221,9 +227,7 @@ def test_a_change_that_may_affect_no_pod_evicts_none_that_gets_a_device() -> Non
 def test_force_deletes_no_pod_of_a_change_that_may_affect_none() -> None:
     rig = empty()
     uid = rig.pods.add("starting", phase="Pending", gpu_resources={"nvidia.com/gpu": 1})
-    draining = new_drain(rig, policy=FORCE)
-    rights = drain_scope.Refuse(Reason.IN_USE, "in use by {}".format)
-    refusing = dataclasses.replace(draining.scope, rights=rights)
+    refusing = new_refusing_drain(rig, policy=FORCE)
     rig.kubelet.is_silent = True
 
     def bind() -> None:
@@ -233,7 +237,7 @@ def test_force_deletes_no_pod_of_a_change_that_may_affect_none() -> None:
     rig.callbacks.add(moments.Time(21), bind)
 
     with pytest.raises(errors.DrainError, match="not evicted before its devices are known"):
-        dataclasses.replace(draining, scope=refusing).run()
+        refusing.run()
 
     assert "workloads.delete" not in rig.log
 
