@@ -86,14 +86,12 @@ class Stage:
             NotReadyError: A part did not start in time.
             UsageError: The spec is invalid, or files cannot be written.
         """
-        with contextlib.ExitStack() as exits:
-            try:
+        try:
+            with contextlib.ExitStack() as exits:
                 self._start(exits)
-            except OSError as error:
-                raise _no_room(error) from error
-            except state_file.NotSavedError as error:
-                raise _no_room(error.cause) from error
-            self._exits = exits.pop_all()
+                self._exits = exits.pop_all()
+        except OSError as error:
+            raise _no_room(error) from error
         return self
 
     def __exit__(self, *_exc: object) -> None:

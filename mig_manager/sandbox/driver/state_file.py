@@ -228,7 +228,7 @@ class SharedState:
             yield
 
 
-class NotSavedError(errors.UsageError):
+class NotSavedError(errors.UsageError, OSError):
     """A state file that cannot be written, as on a full disk."""
 
     def __init__(self, path: pathlib.Path, cause: OSError) -> None:
@@ -236,7 +236,7 @@ class NotSavedError(errors.UsageError):
             f"cannot save simulated GPUs in {path}: {cause.strerror or cause}",
             remedy="Name another file with --simulate-state.",
         )
-        self.cause = cause
+        self.strerror = cause.strerror
 
 
 def replace(path: pathlib.Path, data: Any) -> Version:

@@ -176,9 +176,6 @@ class SandboxNode:
             except OSError as error:
                 self._fail(error)
                 return
-            except state_file.NotSavedError as error:
-                self._fail(error.cause)
-                return
             else:
                 next_at = min(tick_at, daemon.next_at() or tick_at)
                 self._wake.wait(max(0.0, next_at - time.monotonic()))

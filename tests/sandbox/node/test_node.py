@@ -1,10 +1,12 @@
 """The whole sandbox node without an agent: real HTTP, real gRPC, the simulated NVML underneath."""
 
+import contextlib
 import threading
 from collections.abc import Callable, Iterator
 
 import pytest
 
+from mig_manager import errors
 from mig_manager.adapters import pod_resources
 from mig_manager.core.node.devices import resources
 from mig_manager.core.objects import well_known
@@ -161,3 +163,12 @@ def test_reboot_destroys_instances_and_brings_the_plugin_back(stage: SandboxStag
     assert objects.uid(new) == objects.uid(old)
     assert objects.restart_count(new) == 1
     assert nvml_faults.SharedState(stage.machine.state_file).read().boots == 1
+
+
+def test_a_state_that_cannot_be_saved_at_the_end_is_no_bug() -> None:
+    with contextlib.ExitStack() as ending:
+        state = ending.enter_context(SandboxStage()).machine.state_file
+        state.with_name(f"{state.name}.new").mkdir()
+        with pytest.raises(errors.UsageError, match="cannot write the files of the simulated no"):
+            ending.close()
+    assert not state.parent.exists()
