@@ -41,10 +41,10 @@ class RolloutGoal:
 
         None: unknown. False: its agent would evict pods for other content first.
         """
-        listed = node.listed.find(self.layout or "")
-        if listed is None or not self.content_hash:
-            return None
-        return listed.content_hash == self.content_hash
+        content_hash = self.content_hash
+        # Without content to compare, the lists of thousands of nodes need not be parsed.
+        listed = node.listed.find(self.layout or "") if content_hash else None
+        return None if listed is None else listed.content_hash == content_hash
 
     def of_rollout(self, nodes: Iterable[fleet_nodes.FleetNode], now: dt.datetime) -> Self:
         """Return the goal of the last rollout of the layout, or for a new one.

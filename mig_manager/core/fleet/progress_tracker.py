@@ -134,12 +134,13 @@ class ProgressTracker:
         ``has_begun`` is whether the rollout has made a decision before.
         """
         is_listed = self._goal.is_listed_on(node)
+        is_outdated = is_listed is False
         if is_listed:
             memory = dataclasses.replace(memory, has_had_content=True)
         target = memory.target if memory.has_joined else self._goal.target(node)
         is_visible = node.requested == target
-        state, message = self._state(memory, node, is_visible=is_visible)
-        is_edited = memory.has_had_content and is_listed is False
+        state, message = self._state(memory, node, is_visible=is_visible, is_outdated=is_outdated)
+        is_edited = memory.has_had_content and is_outdated
         if is_edited and state is NodeProgressState.PENDING:
             state, message = NodeProgressState.SUPERSEDED, _EDITED
         reported = node.current_status
@@ -179,7 +180,7 @@ class ProgressTracker:
             and is_awaited
             # A request that failed has changed nothing.
             and not (reported and reported.state is run_status.State.FAILED),
-            is_outdated=state is NodeProgressState.TO_DO and is_listed is False,
+            is_outdated=state is NodeProgressState.TO_DO and is_outdated,
         )
         memory = dataclasses.replace(memory, since_s=since_s)
         return memory.after(progress, reported, has_begun=has_begun), progress
@@ -203,7 +204,12 @@ class ProgressTracker:
         return is_awaited
 
     def _state(
-        self, memory: NodeMemory, node: fleet_nodes.FleetNode, *, is_visible: bool
+        self,
+        memory: NodeMemory,
+        node: fleet_nodes.FleetNode,
+        *,
+        is_visible: bool,
+        is_outdated: bool,
     ) -> tuple[NodeProgressState, str]:
         """Return a node's state without limits, with a message if its agent reports none."""
         if memory.is_withdrawn:
@@ -221,7 +227,6 @@ class ProgressTracker:
             return NodeProgressState.SUPERSEDED, message
         skipped = NodeProgressState.SKIPPED, "" if memory.misfit else "the node is not ready"
         is_startable = node.is_ready and not memory.misfit
-        is_outdated = self._goal.is_listed_on(node) is False
         to_do = NodeProgressState.TO_DO, _OUTDATED if is_outdated else ""
         return to_do if is_startable else skipped
 
