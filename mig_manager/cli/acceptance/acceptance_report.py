@@ -134,5 +134,5 @@ def _notes(answer: "captures.Acceptance") -> list[str]:
     ]
     groups: dict[str, list[str]] = {}
     for where, text in notes:
-        groups.setdefault(messages.printable(text, " "), []).append(where)
+        groups.setdefault(text, []).append(where)
     return [f"{', '.join(where)}: {text}" for text, where in groups.items()]

@@ -70,7 +70,7 @@ def _counts(decision: rollout.RolloutDecision, title: str) -> str:
 
 def event(node: node_progress.NodeProgress, message: str = "") -> str:
     """Return one node in one line."""
-    why = ": ".join(filter(None, (node.phase, node.reason, messages.printable(message, " "))))
+    why = ": ".join(filter(None, (node.phase, node.reason, message)))
     retried = ", will be retried" if node.is_retried else ""
     state = f"{node.state.value}{_without(node)}{retried}"
     return f"{node.name}: {state}" + (f": {why}" if why else "")
@@ -134,19 +134,18 @@ def data(decision: rollout.RolloutDecision, goal: goals.RolloutGoal) -> "fleet_a
 def _row(node: node_progress.NodeProgress, *, style: styles.Style, columns: int) -> str:
     state = f"{node.state.value:<11}"
     name = f"{styles.shorten(node.name, columns // 2):<20}"
-    message = messages.printable(node.message, " ")
-    why = " ".join(filter(None, (_without(node).strip(), node.phase, node.reason, message)))
+    why = " ".join(filter(None, (_without(node).strip(), node.phase, node.reason, node.message)))
     minutes, seconds = divmod(int(node.seconds), 60)
     time = f"{minutes}m{seconds:02}s" if minutes else f"{seconds}s"
     # Cut before painting: a line that the terminal wraps would break the table.
     room = columns - 1 - len(f"  {name}  {state}  ")
-    rest = styles.shorten(f"{time:>6}  {why}", room)
+    rest = styles.shorten(messages.printable(f"{time:>6}  {why}", " "), room)
     return f"  {name}  {style.paint(state, _TONES[node.state])}  {rest}"
 
 
 def _without(node: node_progress.NodeProgress) -> str:
     """Name the GPUs on which the layout is not active."""
-    names = messages.printable(_list_names(node.unreachable), " ")
+    names = _list_names(node.unreachable)
     return f" without unreachable {names}" if names else ""
 
 
