@@ -216,8 +216,8 @@ def prepare_simulation(access: node_settings.GpuAccess, note: Callable[[str], ob
                 # A mistyped path must not remove a file that is not ours.
                 state.read()
                 path.unlink()
-            journal = path.with_name(f"{path.name}.{node_settings.JOURNAL_SUFFIX}")
-            layout = path.with_name(f"{path.name}.{node_settings.LAYOUT_SUFFIX}")
+            journal = state.beside(node_settings.JOURNAL_SUFFIX)
+            layout = state.beside(node_settings.LAYOUT_SUFFIX)
             for file in (journal, layout, files.host_copy_path(layout)):
                 file.unlink(missing_ok=True)
         is_new = not path.exists()
