@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from tests.rigs import programs
+from tests.rigs.matrices import matrix_rows
 
 
 def run_pytest(*words: str | pathlib.Path, **environ: str) -> "subprocess.CompletedProcess[str]":
@@ -52,3 +53,22 @@ def test_a_part_of_a_matrix_keeps_the_results_of_its_other_rows(tmp_path: pathli
     assert json.loads((folder / "runs.json").read_text()) == {}
     assert count(7) == [{"row": "one", "tried": 7}, {"row": "two", "tried": 7}]
     assert json.loads((folder / "runs.json").read_text()).keys() == {"a matrix"}
+
+
+def test_a_row_that_was_never_counted_says_how_to_count_it() -> None:
+    new = {"failure": "new", "node": "x"}
+    how = "no row failure=new, node=x yet.*--results=docs/results"
+
+    with pytest.raises(AssertionError, match=how):
+        matrix_rows.minimum_count("API faults", **new)
+    with pytest.raises(AssertionError, match=how):
+        matrix_rows.require_rows("API faults", [new])
+
+
+def test_a_row_that_no_test_counts_is_named() -> None:
+    *rest, last = [
+        {"change": row["change"]} for row in matrix_rows.published_rows("double strikes")
+    ]
+
+    with pytest.raises(AssertionError, match=f"which you remove: change={last['change']}$"):
+        matrix_rows.require_rows("double strikes", rest)
