@@ -23,9 +23,7 @@ class ChangeTarget:
 
     plan: Callable[[model.ObservedGpus], steps.Plan]
     """Plans the steps that remain; without any, the target is reached. LayoutError: impossible."""
-    unrestored_snapshots: Callable[[model.ObservedGpus, model.Snapshots], model.Snapshots] = (
-        model.ObservedGpus.unreachable_snapshots
-    )
+    unrestored_snapshots: Callable[[model.ObservedGpus, model.Snapshots], model.Snapshots]
     """Returns the GPUs that the journal keeps for a later change, if this one succeeds; gets the
     GPUs now, and before the change."""
 
