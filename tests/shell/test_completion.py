@@ -16,7 +16,6 @@ from tests.rigs import programs
 from tests.rigs.shell.commandline import Shell
 from tests.shell import terminal
 
-DEADLINE_S = 60.0
 LAYOUTS = """
 version: v1
 mig-configs:

@@ -22,7 +22,6 @@ from tests.rigs.node import agents, fake_cluster, fake_host, fakes, gpu_values, 
 from tests.rigs.stage import in_process
 
 NAMESPACE = "mig-manager"
-DEADLINE_S = 120.0
 _WATCH_TIMES = watch.WatchTimes(pauses=timing.Backoff(first_s=0.05, max_s=0.2))
 
 
